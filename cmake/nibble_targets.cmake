@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+# The library's targets, and what nibble's own targets have in common.
+
+add_library(nibble INTERFACE)
+add_library(nibble::nibble ALIAS nibble)
+target_include_directories(nibble INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                            $<INSTALL_INTERFACE:include>)
+target_compile_features(nibble INTERFACE cxx_std_20)
+
+if(NIBBLE_SANITIZE)
+  string(REPLACE ";" "," nibble_sanitizers "${NIBBLE_SANITIZE}")
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${nibble_sanitizers}>
+                      $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>
+                      $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer> $<$<COMPILE_LANGUAGE:CXX>:-g1>)
+  add_link_options(-fsanitize=${nibble_sanitizers})
+endif()
+
+# nibble_own_target(<target>): warnings, warnings as errors, C++20 without extensions.
+function(nibble_own_target target)
+  target_compile_features(${target} PRIVATE cxx_std_20)
+  target_compile_options(${target} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor -Woverloaded-virtual>)
+  if(NIBBLE_WERROR)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+  endif()
+endfunction()
+
+# The fast CPU kernels: SIMD with run-time dispatch, so they are compiled, not header-only.
+file(GLOB nibble_host_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/nibble/host/*.cpp)
+if(nibble_host_sources)
+  find_package(hwy REQUIRED)
+  find_package(Threads REQUIRED)
+  add_library(nibble_host STATIC ${nibble_host_sources})
+  add_library(nibble::host ALIAS nibble_host)
+  set_target_properties(nibble_host PROPERTIES EXPORT_NAME host POSITION_INDEPENDENT_CODE ON)
+  target_link_libraries(nibble_host PUBLIC nibble::nibble Threads::Threads PRIVATE hwy::hwy)
+  nibble_own_target(nibble_host)
+endif()
