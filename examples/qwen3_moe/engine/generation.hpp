@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// A request for tokens, what comes back, and the handle that both sides hold.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "token_sampler.hpp"
+
+namespace qwen3_moe {
+
+/// Token ids in, token ids out: the engine knows no text.
+struct generation_request {
+  std::vector<std::int32_t> prompt;       ///< at least one id, each in [0, vocab_size)
+  int max_tokens = 1;                     ///< at least 1; cut to what the context has room for
+  std::vector<std::int32_t> stop_tokens;  ///< ids that end the answer and are not delivered
+  sampling_options sampling;
+};
+
+enum class finish_reason {
+  stop,       ///< a stop token came
+  length,     ///< max_tokens or the context is used up
+  error,      ///< the step failed or gave no usable number; `message` says why
+  cancelled,  ///< the client asked, or the engine stopped
+};
+
+struct generation_end {
+  finish_reason reason = finish_reason::error;
+  std::string message;
+  int prompt_tokens = 0;
+  int completion_tokens = 0;  ///< tokens chosen, the stop token among them
+};
+
+/// Receives an answer, on the engine thread. Calls must return quickly and must not wait for the engine.
+/// `on_finish` comes exactly once and last. An exception ends this request only.
+class generation_sink {
+ public:
+  virtual ~generation_sink() = default;
+  virtual void on_token(const sampled_token& token) = 0;
+  virtual void on_finish(const generation_end& end) = 0;
+};
+
+/// One request in flight. `cancel` may be called from any thread, any number of times; everything else
+/// belongs to the engine thread.
+class generation {
+ public:
+  generation(generation_request request, std::shared_ptr<generation_sink> sink)
+      : tokens_(std::move(request.prompt)),
+        prompt_tokens_(static_cast<int>(tokens_.size())),
+        max_tokens_(request.max_tokens),
+        stop_tokens_(std::move(request.stop_tokens)),
+        sampler_(request.sampling, tokens_),
+        sink_(std::move(sink)) {}
+
+  /// The answer ends within one step, in the queue, in prefill or in decode; no token is chosen for it after that.
+  void cancel() { cancelled_.store(true, std::memory_order_release); }
+  bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }
+
+ private:
+  friend class scheduler;
+  friend class engine;
+
+  bool prefilling() const { return static_cast<int>(tokens_.size()) - position_ > 1; }
+  int pending() const { return static_cast<int>(tokens_.size()) - position_; }
+  int completion_tokens() const { return static_cast<int>(tokens_.size()) - prompt_tokens_ + (stopped_ ? 1 : 0); }
+
+  std::vector<std::int32_t> tokens_;  // prompt, then the answer: what a preempted request computes again
+  int prompt_tokens_;
+  int max_tokens_;
+  std::vector<std::int32_t> stop_tokens_;
+  token_sampler sampler_;
+  std::shared_ptr<generation_sink> sink_;
+  std::atomic<bool> cancelled_{false};
+
+  std::uint64_t arrival_ = 0;
+  std::uint64_t last_served_ = 0;
+  int position_ = 0;  // tokens that are in the caches
+  int slot_ = -1;
+  std::vector<std::int32_t> pages_;
+  bool stopped_ = false;
+  bool finished_ = false;
+  bool counted_queued_ = false;
+};
+
+}  // namespace qwen3_moe

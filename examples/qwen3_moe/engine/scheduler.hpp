@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Continuous batching: which sequences share the next step, and what becomes of their logits.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "counters.hpp"
+#include "generation.hpp"
+#include "id_pool.hpp"
+#include "model_runner.hpp"
+
+namespace qwen3_moe {
+
+struct scheduler_options {
+  int max_running = 0;           ///< most sequences at once; 0 means the runner's slots
+  int prefill_chunk_tokens = 0;  ///< most prompt tokens of one sequence in a step; 0 means the step's limit
+};
+
+/// Runs sequences over a model_runner. Belongs to one thread.
+///
+/// - First come, first admitted: a request is admitted when a slot is free and the pages for its tokens
+///   so far are, with one page to spare for each sequence that runs already.
+/// - A step gives one token to each decoding sequence, least recently served first, and what is left of
+///   step_tokens to prefills, least recently served first; with both waiting, prefill gets at least one token.
+/// - An answer takes a further page when it needs one. When none is free the youngest running sequence gives
+///   its slot and pages back and returns to the queue with its tokens and its random state, to be computed
+///   again: it continues with the same answer. The oldest sequence always goes on, so nothing waits for ever.
+/// - A step that throws ends the sequences of that step with an error; the others go on.
+class scheduler {
+ public:
+  scheduler(model_runner& runner, const scheduler_options& options, engine_counters& counters);
+
+  /// Why a request can never run, or an empty text.
+  std::string refusal(const generation_request& request) const;
+
+  /// Longest prompt and answer together: the model's context or what all pages hold, whichever is less.
+  int context_tokens() const { return context_tokens_; }
+
+  /// Queues a request that `refusal` has nothing against.
+  void add(std::shared_ptr<generation> item);
+
+  /// Runs one step. False when nothing is left to do.
+  bool step();
+
+  /// Ends everything, queued and running, as cancelled.
+  void cancel_all(const std::string& message);
+
+  bool idle() const { return waiting_.empty() && running_.empty(); }
+  int free_pages() const { return pages_.free(); }
+  int free_slots() const { return slots_.free(); }
+
+ private:
+  struct share {
+    std::shared_ptr<generation> item;
+    int tokens;
+  };
+
+  int pages_for(int tokens) const { return (tokens + limits_.page_tokens - 1) / limits_.page_tokens; }
+  void sweep_cancelled();
+  void admit();
+  void grow_pages();
+  std::vector<share> compose();
+  void run(std::vector<share>& shares);
+  void deliver(generation& item, std::span<float> logits);
+  void preempt(std::shared_ptr<generation> item);
+  void release(generation& item);
+  void finish(generation& item, finish_reason reason, std::string message = {});
+  void drop_finished();
+  void publish();
+
+  model_runner& runner_;
+  runner_limits limits_;
+  engine_counters& counters_;
+  int context_tokens_;
+  int max_running_;
+  int prefill_chunk_tokens_;
+  kv_page_pool pages_;
+  slot_pool slots_;
+  std::deque<std::shared_ptr<generation>> waiting_;    // by arrival
+  std::vector<std::shared_ptr<generation>> running_;   // by arrival
+  std::vector<float> logits_;
+  std::uint64_t next_arrival_ = 1;
+  std::uint64_t tick_ = 1;
+};
+
+}  // namespace qwen3_moe
