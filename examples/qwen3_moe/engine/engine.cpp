@@ -9,7 +9,8 @@ namespace qwen3_moe {
 namespace {
 
 std::int64_t now_ms() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
@@ -53,7 +54,8 @@ submission engine::submit(generation_request request, std::shared_ptr<generation
     if (counters_.queued.load(std::memory_order_relaxed) >= options_.max_queued) {
       counters_.rejected.fetch_add(1, std::memory_order_relaxed);
       return {.status = submit_status::queue_full,
-              .message = "all " + std::to_string(options_.max_queued) + " places in the queue are taken; try again later",
+              .message = "all " + std::to_string(options_.max_queued) +
+                         " places in the queue are taken; try again later",
               .handle = nullptr};
     }
     counters_.queued.fetch_add(1, std::memory_order_relaxed);

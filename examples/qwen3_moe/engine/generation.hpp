@@ -57,7 +57,8 @@ class generation {
         sampler_(request.sampling, tokens_),
         sink_(std::move(sink)) {}
 
-  /// The answer ends within one step, in the queue, in prefill or in decode; no token is chosen for it after that.
+  /// The answer ends within one step, in the queue, in prefill or in decode; no token is chosen for it after
+  /// that.
   void cancel() { cancelled_.store(true, std::memory_order_release); }
   bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }
 
@@ -67,7 +68,9 @@ class generation {
 
   bool prefilling() const { return static_cast<int>(tokens_.size()) - position_ > 1; }
   int pending() const { return static_cast<int>(tokens_.size()) - position_; }
-  int completion_tokens() const { return static_cast<int>(tokens_.size()) - prompt_tokens_ + (stopped_ ? 1 : 0); }
+  int completion_tokens() const {
+    return static_cast<int>(tokens_.size()) - prompt_tokens_ + (stopped_ ? 1 : 0);
+  }
 
   std::vector<std::int32_t> tokens_;  // prompt, then the answer: what a preempted request computes again
   int prompt_tokens_;

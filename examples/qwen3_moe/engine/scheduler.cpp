@@ -8,7 +8,7 @@
 namespace qwen3_moe {
 namespace {
 
-bool older(const std::uint64_t a, const std::uint64_t b) { return a < b; }
+bool older(std::uint64_t a, std::uint64_t b) { return a < b; }
 
 }  // namespace
 
@@ -32,7 +32,8 @@ scheduler::scheduler(model_runner& runner, const scheduler_options& options, eng
 
 std::string scheduler::refusal(const generation_request& request) const {
   if (request.prompt.empty()) return "the prompt holds no token";
-  if (request.max_tokens < 1) return "max_tokens is " + std::to_string(request.max_tokens) + ", at least 1 is needed";
+  if (request.max_tokens < 1)
+    return "max_tokens is " + std::to_string(request.max_tokens) + ", at least 1 is needed";
   if (request.prompt.size() >= static_cast<std::size_t>(context_tokens_))
     return "the prompt has " + std::to_string(request.prompt.size()) + " tokens, and the context of " +
            std::to_string(context_tokens_) + " tokens leaves no room for an answer";
@@ -96,8 +97,9 @@ void scheduler::admit() {
       waiting_.pop_front();
       continue;
     }
-    const auto place = std::find_if(running_.begin(), running_.end(),
-                                    [&](const auto& other) { return older(item->arrival_, other->arrival_); });
+    const auto place = std::find_if(running_.begin(), running_.end(), [&](const auto& other) {
+      return older(item->arrival_, other->arrival_);
+    });
     running_.insert(place, std::move(item));
     waiting_.pop_front();
   }
@@ -107,7 +109,8 @@ void scheduler::grow_pages() {
   // Oldest first, so that the pages of the youngest go to those who wait longest.
   for (std::size_t i = 0; i < running_.size(); ++i) {
     const auto item = running_[i];
-    const int missing = pages_for(static_cast<int>(item->tokens_.size())) - static_cast<int>(item->pages_.size());
+    const int missing =
+        pages_for(static_cast<int>(item->tokens_.size())) - static_cast<int>(item->pages_.size());
     if (missing <= 0) continue;
     while (!pages_.take(missing, item->pages_)) {
       const auto youngest = running_.back();
@@ -152,12 +155,13 @@ void scheduler::run(std::vector<share>& shares) {
   for (const auto& [item, tokens] : shares) {
     const bool last = tokens == item->pending();
     rows += last ? 1 : 0;
-    sequences.push_back({.tokens = std::span(item->tokens_).subspan(static_cast<std::size_t>(item->position_),
-                                                                     static_cast<std::size_t>(tokens)),
-                         .position = item->position_,
-                         .slot = item->slot_,
-                         .pages = item->pages_,
-                         .logits = last ? wanted_logits::last : wanted_logits::none});
+    sequences.push_back(
+        {.tokens = std::span(item->tokens_)
+                       .subspan(static_cast<std::size_t>(item->position_), static_cast<std::size_t>(tokens)),
+         .position = item->position_,
+         .slot = item->slot_,
+         .pages = item->pages_,
+         .logits = last ? wanted_logits::last : wanted_logits::none});
   }
   counters_.steps.fetch_add(1, std::memory_order_relaxed);
   try {
@@ -166,13 +170,12 @@ void scheduler::run(std::vector<share>& shares) {
     for (auto& part : shares) finish(*part.item, finish_reason::error, problem.what());
     return;
   }
-  ++tick_;
   std::size_t row = 0;
   for (auto& [item, tokens] : shares) {
     const int prompt_part = std::clamp(item->prompt_tokens_ - item->position_, 0, tokens);
     counters_.prompt_tokens.fetch_add(static_cast<std::uint64_t>(prompt_part), std::memory_order_relaxed);
     item->position_ += tokens;
-    item->last_served_ = tick_;
+    item->last_served_ = ++tick_;  // a number of its own, so that turns rotate within a step too
     if (item->pending() == 0) deliver(*item, std::span(logits_).subspan(vocab * row++, vocab));
   }
 }
@@ -213,7 +216,8 @@ void scheduler::preempt(std::shared_ptr<generation> item) {
 
 void scheduler::release(generation& item) {
   pages_.release(item.pages_);
-  if (slots_.release(std::exchange(item.slot_, -1))) counters_.running.fetch_sub(1, std::memory_order_relaxed);
+  if (slots_.release(std::exchange(item.slot_, -1)))
+    counters_.running.fetch_sub(1, std::memory_order_relaxed);
   publish();
 }
 

@@ -26,7 +26,8 @@ struct scheduler_options {
 /// - First come, first admitted: a request is admitted when a slot is free and the pages for its tokens
 ///   so far are, with one page to spare for each sequence that runs already.
 /// - A step gives one token to each decoding sequence, least recently served first, and what is left of
-///   step_tokens to prefills, least recently served first; with both waiting, prefill gets at least one token.
+///   step_tokens to prefills, least recently served first; with both waiting, prefill gets at least one
+///   token.
 /// - An answer takes a further page when it needs one. When none is free the youngest running sequence gives
 ///   its slot and pages back and returns to the queue with its tokens and its random state, to be computed
 ///   again: it continues with the same answer. The oldest sequence always goes on, so nothing waits for ever.
@@ -81,8 +82,8 @@ class scheduler {
   int prefill_chunk_tokens_;
   kv_page_pool pages_;
   slot_pool slots_;
-  std::deque<std::shared_ptr<generation>> waiting_;    // by arrival
-  std::vector<std::shared_ptr<generation>> running_;   // by arrival
+  std::deque<std::shared_ptr<generation>> waiting_;   // by arrival
+  std::vector<std::shared_ptr<generation>> running_;  // by arrival
   std::vector<float> logits_;
   std::uint64_t next_arrival_ = 1;
   std::uint64_t tick_ = 1;

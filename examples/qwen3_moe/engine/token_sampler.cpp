@@ -17,8 +17,11 @@ namespace {
 }  // namespace
 
 std::string sampling_refusal(const sampling_options& options, int vocab_size) {
-  const auto in = [](float value, float low, float high) { return value >= low && value <= high; };  // false for NaN
-  if (!(options.temperature >= 0) || !std::isfinite(options.temperature)) return "temperature must be 0 or more";
+  const auto in = [](float value, float low, float high) {
+    return value >= low && value <= high;
+  };  // false for NaN
+  if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
+    return "temperature must be 0 or more";
   if (!in(options.top_p, 0, 1)) return "top_p must be between 0 and 1";
   if (!in(options.min_p, 0, 1)) return "min_p must be between 0 and 1";
   if (!(options.repetition_penalty > 0) || !std::isfinite(options.repetition_penalty))
@@ -40,7 +43,8 @@ token_sampler::token_sampler(const sampling_options& options, std::span<const st
 }
 
 bool token_sampler::penalised() const {
-  return options_.repetition_penalty != 1 || options_.presence_penalty != 0 || options_.frequency_penalty != 0;
+  return options_.repetition_penalty != 1 || options_.presence_penalty != 0 ||
+         options_.frequency_penalty != 0;
 }
 
 sampled_token token_sampler::choose(std::span<float> logits) {

@@ -23,14 +23,15 @@ struct sampling_options {
   float frequency_penalty = 0;   ///< answer
   std::uint64_t seed = 0;        ///< with the number of tokens drawn so far, decides each draw
   std::vector<nibble::host::token_bias> logit_bias;
-  std::optional<int> logprobs;  ///< how many alternatives to report beside the token's own; none: report nothing
+  std::optional<int>
+      logprobs;  ///< how many alternatives to report beside the token's own; none: report nothing
 };
 
 using nibble::host::token_logprob;
 
 struct sampled_token {
   std::int32_t id = -1;
-  std::optional<float> logprob;    ///< of the model's own distribution, before penalties, bias and temperature
+  std::optional<float> logprob;  ///< of the model's own distribution, before penalties, bias and temperature
   std::vector<token_logprob> top;  ///< likeliest first
 };
 

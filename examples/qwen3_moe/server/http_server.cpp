@@ -33,9 +33,9 @@ using boost::system::error_code;
 using net::ip::tcp;
 using std::chrono::milliseconds;
 
-constexpr std::size_t read_ahead_bytes = 64 * 1024;           // pipelined requests that may wait
-constexpr std::size_t total_body_bytes = 256 * 1024 * 1024;   // all request bodies in memory together
-constexpr std::size_t linger_bytes = 64 * 1024 * 1024;        // read and forgotten after an early refusal
+constexpr std::size_t read_ahead_bytes = 64 * 1024;          // pipelined requests that may wait
+constexpr std::size_t total_body_bytes = 256 * 1024 * 1024;  // all request bodies in memory together
+constexpr std::size_t linger_bytes = 64 * 1024 * 1024;       // read and forgotten after an early refusal
 constexpr milliseconds linger_time{2'000};
 
 std::string lower(std::string_view text) {
@@ -58,7 +58,11 @@ class connection;
 
 struct http_server::impl {
   impl(http_options o, http_handler h, http_error_body e)
-      : options(std::move(o)), handler(std::move(h)), error_body(std::move(e)), acceptor(io), accept_retry(io) {}
+      : options(std::move(o)),
+        handler(std::move(h)),
+        error_body(std::move(e)),
+        acceptor(io),
+        accept_retry(io) {}
 
   void listen();
   void accept();
@@ -210,8 +214,9 @@ class connection : public std::enable_shared_from_this<connection> {
     if (reading_ || phase_ == phase::closed || saw_eof_) return;
     if (phase_ == phase::answering && buffer_.size() >= read_ahead_bytes) return;
     reading_ = true;
-    socket_.async_read_some(buffer_.prepare(read_ahead_bytes),
-                            [self = shared_from_this()](error_code ec, std::size_t bytes) { self->on_read(ec, bytes); });
+    socket_.async_read_some(
+        buffer_.prepare(read_ahead_bytes),
+        [self = shared_from_this()](error_code ec, std::size_t bytes) { self->on_read(ec, bytes); });
   }
 
   void on_read(error_code ec, std::size_t bytes) {
@@ -260,7 +265,8 @@ class connection : public std::enable_shared_from_this<connection> {
     header_done_ = true;
     const auto& message = parser_->get();
     if (static_cast<std::size_t>(std::distance(message.begin(), message.end())) > limits().header_fields)
-      return refuse_false(431, "the request has more than " + std::to_string(limits().header_fields) + " header fields");
+      return refuse_false(
+          431, "the request has more than " + std::to_string(limits().header_fields) + " header fields");
     if (message.version() != 11 && message.version() != 10)
       return refuse_false(505, "only HTTP/1.1 and HTTP/1.0 are spoken here");
     if (message.count(http::field::transfer_encoding) && !parser_->chunked())
@@ -271,12 +277,16 @@ class connection : public std::enable_shared_from_this<connection> {
     if (hosts > 1 || (hosts == 0 && message.version() == 11))
       return refuse_false(400, "the request needs exactly one Host header field");
     if (hosts == 1 && !server_.host_allowed(message[http::field::host]))
-      return refuse_false(403, "this Host is not served; use localhost or an IP address, or start the server with --allow-host NAME");
+      return refuse_false(403,
+                          "this Host is not served; use localhost or an IP address, or start the server with "
+                          "--allow-host NAME");
     if (message.count(http::field::origin) && !server_.host_allowed(message[http::field::origin]))
       return refuse_false(403, "requests from web pages of other origins are refused");
     if (const auto expect = message[http::field::expect]; !expect.empty()) {
-      if (lower({expect.data(), expect.size()}) != "100-continue") return refuse_false(417, "unknown expectation");
-      if (message.version() == 11 && !parser_->is_done() && buffer_.size() == 0) queue("HTTP/1.1 100 Continue\r\n\r\n");
+      if (lower({expect.data(), expect.size()}) != "100-continue")
+        return refuse_false(417, "unknown expectation");
+      if (message.version() == 11 && !parser_->is_done() && buffer_.size() == 0)
+        queue("HTTP/1.1 100 Continue\r\n\r\n");
     }
     parser_->eager(true);
     arm_read_deadline(limits().body_timeout);
@@ -287,7 +297,8 @@ class connection : public std::enable_shared_from_this<connection> {
     const auto now = parser_->get().body().size();
     server_.body_bytes += now - body_bytes_;
     body_bytes_ = now;
-    if (server_.body_bytes > total_body_bytes) respond_and_close(503, "too many large requests at once; try again later");
+    if (server_.body_bytes > total_body_bytes)
+      respond_and_close(503, "too many large requests at once; try again later");
   }
 
   bool refuse_false(int status, std::string_view message) {
@@ -297,9 +308,11 @@ class connection : public std::enable_shared_from_this<connection> {
 
   void refuse_parse(error_code ec) {
     if (ec == http::error::header_limit)
-      return respond_and_close(431, "the request header is longer than " + std::to_string(limits().header_bytes) + " bytes");
+      return respond_and_close(
+          431, "the request header is longer than " + std::to_string(limits().header_bytes) + " bytes");
     if (ec == http::error::body_limit)
-      return respond_and_close(413, "the request body is longer than " + std::to_string(limits().body_bytes) + " bytes");
+      return respond_and_close(
+          413, "the request body is longer than " + std::to_string(limits().body_bytes) + " bytes");
     respond_and_close(400, "malformed HTTP: " + ec.message());
   }
 
@@ -319,12 +332,14 @@ class connection : public std::enable_shared_from_this<connection> {
     write_deadline_.expires_after(limits().write_stall);
     write_deadline_.async_wait([weak = weak_from_this()](error_code ec) {
       const auto self = weak.lock();
-      if (!ec && self && self->writing_ && self->write_deadline_.expiry() <= net::steady_timer::clock_type::now())
+      if (!ec && self && self->writing_ &&
+          self->write_deadline_.expiry() <= net::steady_timer::clock_type::now())
         self->close();
     });
     const auto& front = out_.front();
-    socket_.async_write_some(net::buffer(front.data() + out_offset_, front.size() - out_offset_),
-                             [self = shared_from_this()](error_code ec, std::size_t bytes) { self->on_written(ec, bytes); });
+    socket_.async_write_some(
+        net::buffer(front.data() + out_offset_, front.size() - out_offset_),
+        [self = shared_from_this()](error_code ec, std::size_t bytes) { self->on_written(ec, bytes); });
   }
 
   void on_written(error_code ec, std::size_t bytes) {
@@ -380,7 +395,9 @@ class connection : public std::enable_shared_from_this<connection> {
     ping_.expires_after(limits().keep_alive_every);
     ping_.async_wait([weak = weak_from_this()](error_code ec) {
       const auto self = weak.lock();
-      if (ec || !self || self->ping_text_.empty() || self->ping_.expiry() > net::steady_timer::clock_type::now()) return;
+      if (ec || !self || self->ping_text_.empty() ||
+          self->ping_.expiry() > net::steady_timer::clock_type::now())
+        return;
       if (self->out_.empty()) self->queue(self->ping_text_);
       self->arm_ping();
     });
@@ -445,9 +462,10 @@ class exchange final : public http_exchange {
     head.keep_alive(keep_alive_);
     push(text_of(head));
     if (keep_alive.empty()) return;
-    net::post(connection_->io(), [owner = connection_, state = state_, ping = frame(std::move(keep_alive))]() mutable {
-      owner->begin_pings(state, std::move(ping));
-    });
+    net::post(connection_->io(),
+              [owner = connection_, state = state_, ping = frame(std::move(keep_alive))]() mutable {
+                owner->begin_pings(state, std::move(ping));
+              });
   }
 
   void write(std::string piece) override {
@@ -459,7 +477,9 @@ class exchange final : public http_exchange {
     end();
   }
 
-  bool congested() const override { return !disconnected() && state_->unsent > connection_->limits().unsent_bytes; }
+  bool congested() const override {
+    return !disconnected() && state_->unsent > connection_->limits().unsent_bytes;
+  }
 
   void on_writable(std::function<void()> call) override {
     {
@@ -540,13 +560,14 @@ void connection::dispatch() {
   request.method = std::string(message.method_string());
   request.path = std::string(message.target().substr(0, message.target().find('?')));
   for (const auto& item : message)
-    request.fields.emplace_back(lower({item.name_string().data(), item.name_string().size()}), std::string(item.value()));
+    request.fields.emplace_back(lower({item.name_string().data(), item.name_string().size()}),
+                                std::string(item.value()));
   request.body = std::move(message.body());
   if (request.path.empty() || request.path.front() != '/')
     return respond_and_close(400, "the request target must be a path");
   state_ = std::make_shared<exchange_state>();
-  server_.handler(std::make_shared<exchange>(shared_from_this(), state_, std::move(request), message.version(),
-                                             message.keep_alive() && !close_after_));
+  server_.handler(std::make_shared<exchange>(shared_from_this(), state_, std::move(request),
+                                             message.version(), message.keep_alive() && !close_after_));
 }
 
 void connection::respond_and_close(int status, std::string_view message) {
@@ -581,7 +602,8 @@ void http_server::impl::listen() {
   if (!ec) acceptor.bind(endpoint, ec);
   if (!ec) acceptor.listen(net::socket_base::max_listen_connections, ec);
   if (ec == net::error::address_in_use)
-    throw nibble::error("cannot listen on " + where + ": another program uses it; choose another with --port");
+    throw nibble::error("cannot listen on " + where +
+                        ": another program uses it; choose another with --port");
   if (ec) throw nibble::error("cannot listen on " + where + ": " + ec.message());
   port = acceptor.local_endpoint().port();
 }
@@ -610,9 +632,11 @@ void http_server::impl::accept() {
 bool http_server::impl::host_allowed(std::string_view value) const {
   const auto host = host_of(value);
   if (host.empty()) return false;
-  // A page that rebinds its own name to this machine sends that name; it cannot make a browser send an address.
+  // A page that rebinds its own name to this machine sends that name; it cannot make a browser send an
+  // address.
   return host == "localhost" || is_ip_literal(host) || host == lower(options.host) ||
-         std::find(options.allowed_hosts.begin(), options.allowed_hosts.end(), host) != options.allowed_hosts.end();
+         std::find(options.allowed_hosts.begin(), options.allowed_hosts.end(), host) !=
+             options.allowed_hosts.end();
 }
 
 http_server::http_server(http_options options, http_handler handler, http_error_body error_body)
@@ -660,7 +684,8 @@ std::uint16_t http_server::port() const { return impl_->port; }
 std::size_t http_server::connections() const { return impl_->open_count; }
 
 std::string host_of(std::string_view value) {
-  if (const auto scheme = value.find("://"); scheme != std::string_view::npos) value.remove_prefix(scheme + 3);
+  if (const auto scheme = value.find("://"); scheme != std::string_view::npos)
+    value.remove_prefix(scheme + 3);
   if (value.empty() || value.find_first_of("/@ \t") != std::string_view::npos) return {};
   std::string_view host = value;
   std::string_view rest;
@@ -673,7 +698,9 @@ std::string host_of(std::string_view value) {
     host = value.substr(0, colon);
     rest = value.substr(colon);
   }
-  if (!rest.empty() && (rest.front() != ':' || rest.find_first_not_of("0123456789", 1) != std::string_view::npos)) return {};
+  if (!rest.empty() &&
+      (rest.front() != ':' || rest.find_first_not_of("0123456789", 1) != std::string_view::npos))
+    return {};
   return lower(host);
 }
 

@@ -16,16 +16,17 @@
 namespace qwen3_moe {
 
 struct http_limits {
-  std::size_t header_bytes = 16 * 1024;     ///< request line and fields together; more is 431
-  std::size_t header_fields = 100;          ///< more is 431
-  std::size_t body_bytes = 8 * 1024 * 1024; ///< declared or chunked; more is 413
-  std::size_t connections = 1024;           ///< one more is told 503 and closed
-  std::size_t unsent_bytes = 256 * 1024;    ///< a stream asks its source to wait above this
-  std::chrono::milliseconds idle_timeout{60'000};   ///< between two requests of a connection
-  std::chrono::milliseconds header_timeout{10'000}; ///< first byte to the end of the fields; then 408
-  std::chrono::milliseconds body_timeout{30'000};   ///< end of the fields to the end of the body; then 408
-  std::chrono::milliseconds write_stall{30'000};    ///< no byte taken by the client; then the connection is cut
-  std::chrono::milliseconds keep_alive_every{15'000};  ///< a comment is sent on a stream that is silent so long
+  std::size_t header_bytes = 16 * 1024;              ///< request line and fields together; more is 431
+  std::size_t header_fields = 100;                   ///< more is 431
+  std::size_t body_bytes = 8 * 1024 * 1024;          ///< declared or chunked; more is 413
+  std::size_t connections = 1024;                    ///< one more is told 503 and closed
+  std::size_t unsent_bytes = 256 * 1024;             ///< a stream asks its source to wait above this
+  std::chrono::milliseconds idle_timeout{60'000};    ///< between two requests of a connection
+  std::chrono::milliseconds header_timeout{10'000};  ///< first byte to the end of the fields; then 408
+  std::chrono::milliseconds body_timeout{30'000};    ///< end of the fields to the end of the body; then 408
+  std::chrono::milliseconds write_stall{30'000};  ///< no byte taken by the client; then the connection is cut
+  std::chrono::milliseconds keep_alive_every{
+      15'000};  ///< a comment is sent on a stream that is silent so long
 };
 
 struct http_options {
@@ -58,8 +59,9 @@ struct http_response {
 };
 
 /// One request and the way to answer it. Any thread may call; calls of one thread keep their order. Either
-/// `send` once, or `start_stream`, `write`…, `end_stream`. An exchange dropped unanswered closes the connection.
-/// After a disconnect nothing reaches the client for certain. An exchange must not outlive its server.
+/// `send` once, or `start_stream`, `write`…, `end_stream`. An exchange dropped unanswered closes the
+/// connection. After a disconnect nothing reaches the client for certain. An exchange must not outlive its
+/// server.
 class http_exchange {
  public:
   virtual ~http_exchange() = default;
@@ -78,8 +80,9 @@ class http_exchange {
   virtual bool congested() const = 0;
   virtual void on_writable(std::function<void()> call) = 0;
 
-  /// The client closed (also half-closed) its side, broke off, stalled, or the server stops. `call` runs once,
-  /// on the I/O thread, or at once in the caller's when it happened already; not after the answer is complete.
+  /// The client closed (also half-closed) its side, broke off, stalled, or the server stops. `call` runs
+  /// once, on the I/O thread, or at once in the caller's when it happened already; not after the answer is
+  /// complete.
   virtual void on_disconnect(std::function<void()> call) = 0;
   virtual bool disconnected() const = 0;
 };
@@ -116,7 +119,8 @@ class http_server {
   std::unique_ptr<impl> impl_;
 };
 
-/// The host part of a Host or Origin value ("[::1]:8080", "http://name:80"), lower case; empty when malformed.
+/// The host part of a Host or Origin value ("[::1]:8080", "http://name:80"), lower case; empty when
+/// malformed.
 std::string host_of(std::string_view value);
 
 }  // namespace qwen3_moe
