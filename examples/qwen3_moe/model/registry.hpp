@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// The compiled models, and loading a checkpoint into the one that fits it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/model_runner.hpp"
+#include "model/config_json.hpp"
+#include "nibble/geometry/geometry.hpp"
+#include "nibble/host/thread_pool.hpp"
+#include "nibble/io/checkpoint.hpp"
+#include "nibble/op/bind.hpp"
+
+namespace qwen3_moe {
+
+struct load_options {
+  int threads = 0;         ///< 0: as many as the machine has cores
+  int context_tokens = 0;  ///< longest sequence; 0: what the model was made for, at most 32768
+  int max_running = 8;     ///< sequences at once
+  int step_tokens = 512;   ///< most tokens in one step
+  int page_tokens = 16;
+  /// Tokens that the KV pages hold over all sequences; 0: context × max_running, but at most 4 GiB and at
+  /// least one full context.
+  std::int64_t kv_tokens = 0;
+  nibble::load_mode mode = nibble::load_mode::copy;
+};
+
+/// A checkpoint in memory, ready to run.
+class loaded_model {
+ public:
+  virtual ~loaded_model() = default;
+  [[nodiscard]] virtual model_runner& runner() = 0;
+  [[nodiscard]] virtual std::uint64_t weight_bytes() const = 0;
+
+  std::string compiled_name;  ///< of the model it was compiled as
+  model_config config;
+  int max_positions = 0;
+  generation_defaults generation;
+  std::vector<std::string> warnings;
+  double load_seconds = 0;
+};
+
+/// One model that this program was compiled for.
+struct compiled_model {
+  std::string_view name;
+  const model_config* config;
+  std::span<const nibble::geometry> geometries;  ///< distinct ones, sorted
+  std::uint64_t weight_bytes;
+  std::unique_ptr<loaded_model> (*load)(nibble::io::checkpoint& source, const nibble::bind_options& options,
+                                        const runner_limits& limits, nibble::load_mode mode, int threads);
+};
+
+/// All models compiled into this program, by name.
+[[nodiscard]] std::span<const compiled_model> compiled_models();
+
+/// What a checkpoint is, from its configuration and headers alone.
+struct checkpoint_summary {
+  parsed_config parsed;         ///< formats as stored
+  const compiled_model* model;  ///< nothing when none fits
+  std::uint64_t tensors;
+  std::vector<std::string> warnings;
+};
+[[nodiscard]] checkpoint_summary summarize(const std::filesystem::path& folder,
+                                           std::span<const compiled_model> models = compiled_models());
+
+/// Loads a checkpoint into the compiled model of its shapes and formats. Throws nibble::format_error; with no
+/// fitting model the error names those there are and how to add this one.
+[[nodiscard]] std::unique_ptr<loaded_model> load_model(
+    const std::filesystem::path& folder, const load_options& options,
+    std::span<const compiled_model> models = compiled_models());
+
+/// How fresh logits compare with a file of `N.input_ids` (I32 [tokens]) and `N.logits` (F32 [tokens, vocab]).
+struct verify_result {
+  int prompts = 0;
+  std::int64_t positions = 0;
+  double largest_difference = 0;
+  double mean_kl_divergence = 0;  ///< of the reference's softmax from ours, in nats
+  double top1_agreement = 0;      ///< share of positions with the same most likely token
+};
+[[nodiscard]] verify_result verify(loaded_model& model, const std::filesystem::path& reference);
+
+}  // namespace qwen3_moe
