@@ -10,7 +10,7 @@
 namespace nibble::host {
 
 /// Names of the instruction sets that are both compiled in and supported here, best first: "AVX3" (AVX-512),
-/// "AVX2", "SSE4", "NEON", "EMU128" (portable).
+/// "AVX2", "SSE4", "NEON", "SCALAR" or "SSE2" or "EMU128" (portable).
 [[nodiscard]] std::vector<std::string> simd_targets();
 
 /// The name of the instruction set that kernels run on now.
