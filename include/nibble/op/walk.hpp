@@ -24,7 +24,7 @@ void walk(Op& op, op_path& path, Visitor& visitor);
 
 template <class Op, class Visitor, class... Members>
 void walk_members(Op& op, op_path& path, Visitor& visitor, members<Members...>) {
-  const auto one = [&]<class Member>(std::type_identity<Member>) {
+  [[maybe_unused]] const auto one = [&]<class Member>(std::type_identity<Member>) {
     static_assert(std::is_same_v<typename Member::owner, std::remove_cv_t<Op>>,
                   "a member list names a member of another class");
     const op_path::scope scope(path, Member::name);
@@ -70,7 +70,8 @@ template <class T, class Visitor>
 constexpr void walk_type(Visitor& visitor, int times);
 
 template <class Visitor, class... Members>
-constexpr void walk_member_types(Visitor& visitor, int times, members<Members...>) {
+constexpr void walk_member_types([[maybe_unused]] Visitor& visitor, [[maybe_unused]] int times,
+                                 members<Members...>) {
   (walk_type<typename Members::value>(visitor, times), ...);
 }
 
