@@ -45,8 +45,8 @@ class generation_sink {
   virtual void on_finish(const generation_end& end) = 0;
 };
 
-/// One request in flight. `cancel` may be called from any thread, any number of times; everything else
-/// belongs to the engine thread.
+/// One request in flight. `cancel` and `satisfied` may be called from any thread, any number of times;
+/// everything else belongs to the engine thread.
 class generation {
  public:
   generation(generation_request request, std::shared_ptr<generation_sink> sink)
@@ -57,15 +57,26 @@ class generation {
         sampler_(request.sampling, tokens_),
         sink_(std::move(sink)) {}
 
-  /// The answer ends within one step, in the queue, in prefill or in decode; no token is chosen for it after
-  /// that.
-  void cancel() { cancelled_.store(true, std::memory_order_release); }
-  bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }
+  /// The answer ends within one step, in the queue, in prefill or in decode; no token is chosen for it after that.
+  void cancel() { ask(ending::cancelled); }
+  /// As cancel(), but the client has all it wanted: the answer ends with `stop` and counts as finished.
+  void satisfied() { ask(ending::satisfied); }
+  bool ending_asked() const { return ending_.load(std::memory_order_acquire) != ending::none; }
 
  private:
   friend class scheduler;
   friend class engine;
 
+  enum class ending { none, satisfied, cancelled };
+
+  // The first wish counts.
+  void ask(ending wish) {
+    auto none = ending::none;
+    ending_.compare_exchange_strong(none, wish, std::memory_order_acq_rel);
+  }
+  finish_reason asked_reason() const {
+    return ending_.load(std::memory_order_acquire) == ending::satisfied ? finish_reason::stop : finish_reason::cancelled;
+  }
   bool prefilling() const { return static_cast<int>(tokens_.size()) - position_ > 1; }
   int pending() const { return static_cast<int>(tokens_.size()) - position_; }
   int completion_tokens() const {
@@ -78,7 +89,7 @@ class generation {
   std::vector<std::int32_t> stop_tokens_;
   token_sampler sampler_;
   std::shared_ptr<generation_sink> sink_;
-  std::atomic<bool> cancelled_{false};
+  std::atomic<ending> ending_{ending::none};
 
   std::uint64_t arrival_ = 0;
   std::uint64_t last_served_ = 0;

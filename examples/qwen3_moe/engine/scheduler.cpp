@@ -52,7 +52,7 @@ void scheduler::add(std::shared_ptr<generation> item) {
 }
 
 bool scheduler::step() {
-  sweep_cancelled();
+  sweep_ended();
   admit();
   grow_pages();
   auto shares = compose();
@@ -69,11 +69,11 @@ void scheduler::cancel_all(const std::string& message) {
   publish();
 }
 
-void scheduler::sweep_cancelled() {
+void scheduler::sweep_ended() {
   for (auto& item : running_)
-    if (item->cancelled()) finish(*item, finish_reason::cancelled);
+    if (item->ending_asked()) finish(*item, item->asked_reason());
   for (auto& item : waiting_)
-    if (item->cancelled()) finish(*item, finish_reason::cancelled);
+    if (item->ending_asked()) finish(*item, item->asked_reason());
   drop_finished();
 }
 
@@ -181,7 +181,7 @@ void scheduler::run(std::vector<share>& shares) {
 }
 
 void scheduler::deliver(generation& item, std::span<float> logits) {
-  if (item.cancelled()) return finish(item, finish_reason::cancelled);
+  if (item.ending_asked()) return finish(item, item.asked_reason());
   sampled_token token;
   try {
     token = item.sampler_.choose(logits);
@@ -230,11 +230,13 @@ void scheduler::finish(generation& item, finish_reason reason, std::string messa
                 : reason == finish_reason::error  ? counters_.finished_error
                                                   : counters_.aborted;
   count.fetch_add(1, std::memory_order_relaxed);
+  // Whoever listens may hold the generation: the circle is opened here.
+  const auto sink = std::move(item.sink_);
   try {
-    item.sink_->on_finish({.reason = reason,
-                           .message = std::move(message),
-                           .prompt_tokens = item.prompt_tokens_,
-                           .completion_tokens = item.completion_tokens()});
+    sink->on_finish({.reason = reason,
+                     .message = std::move(message),
+                     .prompt_tokens = item.prompt_tokens_,
+                     .completion_tokens = item.completion_tokens()});
   } catch (const std::exception&) {
     // The request is over either way; a sink that throws here has nobody left to tell.
   }

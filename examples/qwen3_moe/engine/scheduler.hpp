@@ -62,7 +62,7 @@ class scheduler {
   };
 
   int pages_for(int tokens) const { return (tokens + limits_.page_tokens - 1) / limits_.page_tokens; }
-  void sweep_cancelled();
+  void sweep_ended();
   void admit();
   void grow_pages();
   std::vector<share> compose();

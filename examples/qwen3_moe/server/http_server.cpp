@@ -595,16 +595,16 @@ void http_server::impl::listen() {
   auto host = options.host;
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   const auto found = resolver.resolve(host, std::to_string(options.port), tcp::resolver::passive, ec);
-  if (ec || found.empty()) throw nibble::error("cannot listen on " + where + ": " + ec.message());
+  if (ec || found.empty()) throw nibble::format_error("cannot listen on " + where + ": " + ec.message());
   const tcp::endpoint endpoint = *found.begin();
   acceptor.open(endpoint.protocol(), ec);
   if (!ec) acceptor.set_option(tcp::acceptor::reuse_address(true), ec);
   if (!ec) acceptor.bind(endpoint, ec);
   if (!ec) acceptor.listen(net::socket_base::max_listen_connections, ec);
   if (ec == net::error::address_in_use)
-    throw nibble::error("cannot listen on " + where +
-                        ": another program uses it; choose another with --port");
-  if (ec) throw nibble::error("cannot listen on " + where + ": " + ec.message());
+    throw nibble::format_error("cannot listen on " + where +
+                               ": another program uses it; choose another with --port");
+  if (ec) throw nibble::format_error("cannot listen on " + where + ": " + ec.message());
   port = acceptor.local_endpoint().port();
 }
 

@@ -95,8 +95,8 @@ using http_error_body = std::function<std::string(int status, std::string_view m
 
 class http_server {
  public:
-  /// Binds and listens, so clients can connect from here on. Throws nibble::error in one sentence when the
-  /// address cannot be had.
+  /// Binds and listens, so clients can connect from here on. Throws nibble::format_error in one sentence when
+  /// the address cannot be had.
   http_server(http_options options, http_handler handler, http_error_body error_body);
   /// Stops.
   ~http_server();

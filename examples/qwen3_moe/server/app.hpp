@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// The commands, without knowledge of how a model is loaded.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "chat_request.hpp"
+#include "engine/model_runner.hpp"
+#include "http_server.hpp"
+#include "text_model.hpp"
+
+namespace qwen3_moe {
+
+/// Exit codes of every command.
+enum exit_code : int {
+  exit_ok = 0,
+  exit_differs = 1,  ///< verify: past the tolerance
+  exit_usage = 2,    ///< bad options, files or addresses
+  exit_runtime = 3,  ///< something failed while it ran
+};
+
+/// A model ready to run.
+struct app_model {
+  app_model(std::shared_ptr<void> keeps, model_runner& r, text_model t)
+      : owner(std::move(keeps)), runner(&r), text(std::move(t)) {}
+
+  std::shared_ptr<void> owner;  ///< keeps the runner alive
+  model_runner* runner;
+  text_model text;
+  sampling_defaults sampling;
+  std::vector<std::int32_t> stop_tokens;
+  std::string name;
+  std::vector<std::string> notes;  ///< lines for a person: what was loaded, on which device and why
+};
+
+/// May take long. Throws nibble::error.
+using model_loader = std::function<std::unique_ptr<app_model>()>;
+
+struct serve_options {
+  http_options http;
+  std::vector<std::string> api_keys;
+  std::vector<std::string> names;  ///< what the model answers to; empty: its own name
+  int max_queued = 256;
+  int drain_seconds = 30;  ///< how long answers may go on after the first Ctrl-C or SIGTERM
+};
+
+/// Serves until SIGINT or SIGTERM, which must not be blocked when it is called. A second one ends the process
+/// at once.
+int serve(const serve_options& options, const model_loader& load);
+
+struct talk_options {
+  std::string system;
+  bool thinking = true;
+  std::optional<float> temperature, top_p, min_p;
+  std::optional<int> top_k;
+  std::optional<std::uint64_t> seed;
+  std::optional<int> max_tokens;
+};
+
+/// A conversation over stdin and stdout, streamed. One line is one message.
+int chat(const talk_options& options, const model_loader& load);
+
+/// Continues `prompt` on stdout.
+int complete(const std::string& prompt, const talk_options& options, const model_loader& load);
+
+/// Reads `--…` and runs what they ask for; the program's main function.
+int run_command_line(int argc, const char* const* argv);
+
+}  // namespace qwen3_moe

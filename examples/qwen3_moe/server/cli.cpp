@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line. The only file that sees CLI11 and the registry of compiled models.
+#include <CLI/CLI.hpp>
+#include <cctype>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <new>
+
+#include "app.hpp"
+#include "model/registry.hpp"
+#include "nibble/core/error.hpp"
+
+namespace qwen3_moe {
+namespace {
+
+constexpr const char* exit_codes =
+    "Exit codes: 0 all well, 1 verify found differences past the tolerance, 2 bad options, files or "
+    "addresses,\n"
+    "3 something failed while it ran.";
+
+struct model_options {
+  std::string folder;
+  std::string device = "auto";
+  load_options load;
+};
+
+std::string name_of(const std::filesystem::path& folder) {
+  const auto path = std::filesystem::weakly_canonical(folder);
+  return path.filename().empty() ? path.parent_path().filename().string() : path.filename().string();
+}
+
+// This program is built with the host backend alone so far; saying so beats falling back without a word.
+std::string device_note(const std::string& device) {
+  if (device == "cuda")
+    throw nibble::format_error("--device cuda: this build has no CUDA backend; use --device host or auto");
+  return device == "host" ? "device: host, as asked" : "device: host, because this build has no CUDA backend";
+}
+
+std::string megabytes(std::uint64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
+  return text;
+}
+
+std::unique_ptr<app_model> load(const model_options& options) {
+  const auto device = device_note(options.device);
+  auto text = text_model::load(options.folder);
+  std::shared_ptr<loaded_model> loaded = load_model(options.folder, options.load);
+  auto& runner = loaded->runner();
+  auto model = std::make_unique<app_model>(loaded, runner, std::move(text));
+  const auto& defaults = loaded->generation;
+  model->sampling = {.temperature = defaults.do_sample ? defaults.temperature : 0,
+                     .top_k = defaults.top_k,
+                     .top_p = defaults.top_p,
+                     .min_p = defaults.min_p,
+                     .repetition_penalty = defaults.repetition_penalty};
+  model->stop_tokens = defaults.eos_token_ids;
+  model->name = name_of(options.folder);
+  const auto& limits = runner.limits();
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.2f", loaded->load_seconds);
+  model->notes = {"model: " + model->name + " as " + loaded->compiled_name + ", " + describe(loaded->config),
+                  "weights: " + megabytes(loaded->weight_bytes()) + " (" + describe(loaded->config.formats) +
+                      "), loaded in " + seconds + " s",
+                  device,
+                  "context: " + std::to_string(limits.context_tokens) + " tokens of at most " +
+                      std::to_string(loaded->max_positions) + "; " + std::to_string(limits.slots) +
+                      " answers at once; KV cache " +
+                      std::to_string(static_cast<std::int64_t>(limits.pages) * limits.page_tokens) +
+                      " tokens"};
+  for (const auto& warning : loaded->warnings) model->notes.push_back("warning: " + warning);
+  return model;
+}
+
+void add_model_options(CLI::App& command, model_options& options) {
+  command
+      .add_option("--model", options.folder,
+                  "Folder of a checkpoint: config.json, safetensors, tokenizer.json")
+      ->required()
+      ->type_name("DIR");
+  command.add_option("--device", options.device, "Where to run: auto says what it chose and why")
+      ->check(CLI::IsMember({"auto", "cuda", "host"}))
+      ->capture_default_str();
+  command
+      .add_option("--threads", options.load.threads, "Threads of the host backend; 0 means one for each core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command
+      .add_option(
+          "--context", options.load.context_tokens,
+          "Longest prompt and answer together, in tokens; 0 means what the model was made for, at most 32768")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+}
+
+void add_sampling_options(CLI::App& command, talk_options& options) {
+  command
+      .add_option("--temperature", options.temperature,
+                  "0 takes the likeliest token; default: the checkpoint's")
+      ->check(CLI::Range(0.0, 2.0));
+  command.add_option("--top-p", options.top_p, "Keep the likeliest tokens up to this share")
+      ->check(CLI::Range(0.0, 1.0));
+  command.add_option("--top-k", options.top_k, "Keep this many of the likeliest tokens; 0 keeps all")
+      ->check(CLI::Range(0, 1 << 30));
+  command.add_option("--min-p", options.min_p, "Drop tokens less likely than this share of the likeliest")
+      ->check(CLI::Range(0.0, 1.0));
+  command.add_option("--seed", options.seed, "Same seed, same answer");
+  command.add_option("--max-tokens", options.max_tokens, "Longest answer")->check(CLI::Range(1, 1 << 30));
+}
+
+std::vector<std::string> read_keys(const std::string& path) {
+  std::vector<std::string> keys;
+  const auto add = [&](std::string key) {
+    const auto first = key.find_first_not_of(" \t\r");
+    if (first == std::string::npos) return;
+    keys.push_back(key.substr(first, key.find_last_not_of(" \t\r") + 1 - first));
+  };
+  if (!path.empty()) {
+    std::ifstream file(path);
+    if (!file) throw nibble::format_error("--api-key-file " + path + ": cannot be read");
+    for (std::string line; std::getline(file, line);) add(line);
+    if (keys.empty())
+      throw nibble::format_error("--api-key-file " + path + ": holds no key; one line is one key");
+  }
+  if (const char* key = std::getenv("NIBBLE_API_KEY")) add(key);
+  return keys;
+}
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host == "[::1]" || host.rfind("127.", 0) == 0;
+}
+
+int info(const std::string& folder) {
+  if (!folder.empty()) {
+    const auto summary = summarize(folder);
+    std::printf("%s\n", folder.c_str());
+    std::printf("  model type   %s\n", summary.parsed.model_type.c_str());
+    std::printf("  shape        %s\n", describe(summary.parsed.config).c_str());
+    std::printf("  formats      %s\n", describe(summary.parsed.config.formats).c_str());
+    std::printf("  context      %d tokens\n", summary.parsed.max_positions);
+    std::printf("  tensors      %llu\n", static_cast<unsigned long long>(summary.tensors));
+    std::printf("  runs as      %s\n",
+                summary.model ? std::string(summary.model->name).c_str()
+                              : "no compiled model fits; build with -DNIBBLE_MODELS=PATH/config.json");
+    for (const auto& warning : summary.warnings) std::printf("  warning      %s\n", warning.c_str());
+  }
+  std::printf("Models compiled into this program:\n");
+  for (const auto& model : compiled_models())
+    std::printf("  %-16s %s; %s; %s, %zu geometries\n", std::string(model.name).c_str(),
+                describe(*model.config).c_str(), describe(model.config->formats).c_str(),
+                megabytes(model.weight_bytes).c_str(), model.geometries.size());
+  return exit_ok;
+}
+
+int run_verify(const model_options& options, const std::string& reference, double tolerance) {
+  std::fprintf(stderr, "%s\n", device_note(options.device).c_str());
+  const auto model = load_model(options.folder, options.load);
+  const auto result = verify(*model, reference);
+  std::printf("prompts               %d\n", result.prompts);
+  std::printf("positions             %lld\n", static_cast<long long>(result.positions));
+  std::printf("largest difference    %.3g\n", result.largest_difference);
+  std::printf("mean KL divergence    %.3g nats\n", result.mean_kl_divergence);
+  std::printf("top-1 agreement       %.4f\n", result.top1_agreement);
+  const bool fine = result.largest_difference <= tolerance;
+  std::printf("%s: the tolerance is %.3g\n", fine ? "within tolerance" : "PAST TOLERANCE", tolerance);
+  return fine ? exit_ok : exit_differs;
+}
+
+}  // namespace
+
+int run_command_line(int argc, const char* const* argv) try {
+  CLI::App app("Serves NVFP4 Qwen3.5/3.6-MoE and Qwen3-MoE checkpoints over OpenAI's API.", "qwen3-moe");
+  app.require_subcommand(1);
+  app.footer(exit_codes);
+  app.set_version_flag("--version", "qwen3-moe " NIBBLE_VERSION);
+
+  model_options model;
+  talk_options talk;
+  serve_options server;
+  std::string key_file, prompt, reference, info_folder;
+  double tolerance = 5e-4;
+  bool no_thinking = false;
+
+  auto* serve_command = app.add_subcommand("serve", "Serve a model over HTTP until Ctrl-C");
+  add_model_options(*serve_command, model);
+  serve_command->add_option("--host", server.http.host, "Address to listen on")->capture_default_str();
+  serve_command->add_option("--port", server.http.port, "Port to listen on; 0 takes any free one")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  serve_command->add_option("--max-running", model.load.max_running, "Answers generated at once")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  serve_command
+      ->add_option("--max-queued", server.max_queued,
+                   "Requests that may wait; one more is told to try again (429)")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  serve_command->add_option("--served-model-name", server.names,
+                            "What the model answers to; several are possible; default: the folder's name");
+  serve_command->add_option(
+      "--api-key-file", key_file,
+      "One key a line; clients then need one. NIBBLE_API_KEY in the environment adds another");
+  serve_command->add_option("--allow-host", server.http.allowed_hosts,
+                            "A further name that clients may reach this server by");
+  serve_command
+      ->add_option("--drain-seconds", server.drain_seconds,
+                   "How long running answers may go on after Ctrl-C or SIGTERM")
+      ->check(CLI::Range(0, 86400))
+      ->capture_default_str();
+  serve_command->footer(exit_codes);
+
+  auto* chat_command =
+      app.add_subcommand("chat", "Talk to a model in the terminal; with piped input each line is a message");
+  add_model_options(*chat_command, model);
+  chat_command->add_option("--system", talk.system, "System message");
+  chat_command->add_flag("--no-thinking", no_thinking, "Answer without reasoning first");
+  add_sampling_options(*chat_command, talk);
+  chat_command->footer(exit_codes);
+
+  auto* complete_command = app.add_subcommand("complete", "Continue a text");
+  add_model_options(*complete_command, model);
+  complete_command->add_option("--prompt", prompt, "The text; - reads it from stdin")
+      ->required()
+      ->type_name("TEXT");
+  add_sampling_options(*complete_command, talk);
+  complete_command->footer(exit_codes);
+
+  auto* info_command =
+      app.add_subcommand("info", "Say what a checkpoint is, and which models are compiled in");
+  info_command->add_option("--model", info_folder, "Folder of a checkpoint")->type_name("DIR");
+  info_command->footer(exit_codes);
+
+  auto* verify_command = app.add_subcommand(
+      "verify", "Hold a model's logits against a file of reference logits; needs no tokenizer");
+  add_model_options(*verify_command, model);
+  verify_command->add_option("--reference", reference, "Holds N.input_ids and N.logits for N from 0")
+      ->required()
+      ->type_name("FILE");
+  verify_command->add_option("--tolerance", tolerance, "Largest absolute difference that passes")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  verify_command->footer(exit_codes);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& request) {
+    return app.exit(request);
+  } catch (const CLI::CallForAllHelp& request) {
+    return app.exit(request);
+  } catch (const CLI::CallForVersion& request) {
+    return app.exit(request);
+  } catch (const CLI::ParseError& problem) {
+    std::fprintf(stderr, "qwen3-moe: %s; see qwen3-moe --help\n", problem.what());
+    return exit_usage;
+  }
+
+  const auto loader = [&model] { return load(model); };
+  talk.thinking = !no_thinking;
+  if (serve_command->parsed()) {
+    for (auto& name : server.http.allowed_hosts)
+      for (auto& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    server.api_keys = read_keys(key_file);
+    if (!is_loopback(server.http.host) && server.api_keys.empty())
+      std::fprintf(stderr,
+                   "qwen3-moe: warning: %s can be reached from other machines and no API key is set; "
+                   "use --api-key-file or NIBBLE_API_KEY\n",
+                   server.http.host.c_str());
+    return serve(server, loader);
+  }
+  if (chat_command->parsed()) return chat(talk, loader);
+  if (complete_command->parsed()) {
+    if (prompt == "-") prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+    return complete(prompt, talk, loader);
+  }
+  if (info_command->parsed()) return info(info_folder);
+  return run_verify(model, reference, tolerance);
+} catch (const nibble::format_error& problem) {
+  std::fprintf(stderr, "qwen3-moe: %s\n", problem.what());
+  return exit_usage;
+} catch (const std::bad_alloc&) {
+  std::fprintf(stderr, "qwen3-moe: not enough memory; a smaller --context or --max-running needs less\n");
+  return exit_runtime;
+} catch (const std::exception& problem) {
+  std::fprintf(stderr, "qwen3-moe: %s\n", problem.what());
+  return exit_runtime;
+}
+
+}  // namespace qwen3_moe

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <exception>
+#include <string>
+#include <thread>
+
+#include "api_service.hpp"
+#include "app.hpp"
+#include "engine/engine.hpp"
+#include "http_server.hpp"
+#include "nibble/core/error.hpp"
+
+namespace qwen3_moe {
+namespace {
+
+using namespace std::chrono_literals;
+
+// A line for the log: control characters could forge others or drive a terminal.
+void log_to_stderr(const std::string& line) {
+  std::string clean;
+  for (const char c : line) clean += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? '?' : c;
+  std::fprintf(stderr, "qwen3-moe: %s\n", clean.c_str());
+}
+
+// SIGINT and SIGTERM wait until somebody asks for them, in every thread made afterwards. Undone at the end,
+// for programs that go on.
+class held_signals {
+ public:
+  held_signals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGINT);
+    sigaddset(&set_, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &set_, &before_);
+  }
+  ~held_signals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  held_signals(const held_signals&) = delete;
+  held_signals& operator=(const held_signals&) = delete;
+
+  bool came_within(std::chrono::milliseconds limit) const {
+    const timespec time{.tv_sec = static_cast<std::time_t>(limit.count() / 1000),
+                        .tv_nsec = static_cast<long>(limit.count() % 1000) * 1'000'000};
+    return sigtimedwait(&set_, nullptr, &time) > 0;
+  }
+
+ private:
+  sigset_t set_{};
+  sigset_t before_{};
+};
+
+// The model and its engine, made on a thread of their own while the socket already answers.
+struct loading {
+  std::unique_ptr<app_model> model;
+  std::unique_ptr<engine> runner;
+  std::string problem;
+  int code = exit_ok;
+  std::atomic<bool> done{false};
+
+  void run(const serve_options& options, const model_loader& load, api_service& service) {
+    try {
+      model = load();
+      runner = std::make_unique<engine>(*model->runner,
+                                        engine_options{.max_queued = options.max_queued, .scheduler = {}});
+      auto served = std::make_shared<served_model>();
+      served->names = options.names.empty() ? std::vector{model->name} : options.names;
+      served->text = &model->text;
+      served->engine = runner.get();
+      served->sampling = model->sampling;
+      served->stop_tokens = model->stop_tokens;
+      served->created = static_cast<std::int64_t>(std::time(nullptr));
+      service.set_ready(std::move(served));
+    } catch (const nibble::format_error& error) {
+      problem = error.what();
+      code = exit_usage;
+    } catch (const std::exception& error) {
+      problem = error.what();
+      code = exit_runtime;
+    }
+    done = true;
+  }
+};
+
+std::string url_of(const serve_options& options, std::uint16_t port) {
+  auto host = options.http.host;
+  if (host.find(':') != std::string::npos && host.front() != '[') host = "[" + host + "]";
+  return "http://" + host + ":" + std::to_string(port);
+}
+
+}  // namespace
+
+int serve(const serve_options& options, const model_loader& load) {
+  const held_signals signals;
+  // Two at least, so that one long prompt being tokenised holds up nobody else.
+  task_pool pool(std::min(4u, std::max(2u, std::thread::hardware_concurrency())));
+  service_options service_settings;
+  service_settings.api_keys = options.api_keys;
+  service_settings.log = log_to_stderr;
+  api_service service(pool, std::move(service_settings));
+  http_server server(
+      options.http, [&](std::shared_ptr<http_exchange> exchange) { service.handle(std::move(exchange)); },
+      api_service::error_body);
+  server.start();
+  const auto url = url_of(options, server.port());
+  std::printf("qwen3-moe: listening on %s, loading the model\n", url.c_str());
+  std::fflush(stdout);
+
+  loading model;
+  std::thread loader([&] { model.run(options, load, service); });
+  while (!model.done) {
+    if (!signals.came_within(100ms)) continue;
+    // Loading cannot be broken off, and holds nothing that outlives the process.
+    std::fprintf(stderr, "qwen3-moe: stopped while loading\n");
+    std::fflush(nullptr);
+    std::_Exit(exit_ok);
+  }
+  loader.join();
+  if (!model.problem.empty()) {
+    server.stop();
+    pool.stop();
+    std::fprintf(stderr, "qwen3-moe: %s\n", model.problem.c_str());
+    return model.code;
+  }
+  for (const auto& note : model.model->notes) std::printf("qwen3-moe: %s\n", note.c_str());
+  std::printf("qwen3-moe: ready, serving %s at %s/v1\n",
+              (options.names.empty() ? model.model->name : options.names.front()).c_str(), url.c_str());
+  std::fflush(stdout);
+
+  while (!signals.came_within(1000ms)) {
+  }
+  service.set_stopping();
+  const auto& counters = model.runner->counters();
+  std::fprintf(
+      stderr,
+      "qwen3-moe: stopping; %d running and %d queued answers may end first, Ctrl-C again to leave at once\n",
+      counters.running.load(), counters.queued.load());
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(options.drain_seconds);
+  const auto leave_on_signal = [&] {
+    if (!signals.came_within(1ms)) return;
+    std::fprintf(stderr, "qwen3-moe: left at once\n");
+    std::fflush(nullptr);
+    std::_Exit(128 + SIGINT);
+  };
+  while (!model.runner->drain(100ms) && std::chrono::steady_clock::now() < until) leave_on_signal();
+  model.runner->stop();
+  server.close_listener();
+  // The last bytes of the last answers.
+  const auto flushed = std::chrono::steady_clock::now() + 3s;
+  while (server.connections() > 0 && std::chrono::steady_clock::now() < flushed) {
+    std::this_thread::sleep_for(10ms);
+    leave_on_signal();
+  }
+  pool.stop();
+  service.stop();
+  server.stop();
+  std::fprintf(stderr, "qwen3-moe: stopped\n");
+  return exit_ok;
+}
+
+}  // namespace qwen3_moe
