@@ -20,10 +20,10 @@ struct expert_weights {
 
 /// y[r] = Σ_s weights[r][s] · expert_{ids[r][s]}(x[r]), summed over ascending s. Overwrites y.
 ///
-/// All experts have the same shapes. A row's result does not depend on the other rows or on the threads.
-/// \param ids [m][top_k], each in [0, experts.size()), distinct within a row; -1 skips the slot
-/// \param weights [m][top_k]
-/// \param x [m][hidden], rows `ldx` apart  \param y [m][hidden], rows `ldy` apart; must not overlap x
+/// All experts have the same shapes and, part by part, the same formats. A row's result does not depend on
+/// the other rows or on the threads. \param ids [m][top_k], each in [0, experts.size()), distinct within a
+/// row; -1 skips the slot \param weights [m][top_k] \param x [m][hidden], rows `ldx` apart  \param y
+/// [m][hidden], rows `ldy` apart; must not overlap x
 void routed_experts(thread_pool& pool, std::span<const expert_weights> experts, const std::int32_t* ids,
                     const float* weights, int top_k, const float* x, std::ptrdiff_t ldx, int m, float* y,
                     std::ptrdiff_t ldy);
