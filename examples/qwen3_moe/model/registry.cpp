@@ -91,7 +91,8 @@ checkpoint_summary summarize(const std::filesystem::path& folder, std::span<cons
 std::unique_ptr<loaded_model> load_model(const std::filesystem::path& folder, const load_options& options,
                                          std::span<const compiled_model> models) {
   const auto begin = std::chrono::steady_clock::now();
-  opened_checkpoint opened(folder);
+  const auto opening = std::make_shared<opened_checkpoint>(folder);
+  opened_checkpoint& opened = *opening;
   const model_config& config = opened.parsed.config;
   const compiled_model* compiled = find_model(config, models);
   if (compiled == nullptr) fail_without_model(folder, config, models);
@@ -99,6 +100,7 @@ std::unique_ptr<loaded_model> load_model(const std::filesystem::path& folder, co
   const runner_limits limits = limits_for(config, opened.parsed.max_positions, options);
   auto model = compiled->load(opened.source, opened.names.bind_options(opened.parsed.rules), limits,
                               options.mode, options.threads);
+  if (options.mode == nibble::load_mode::map) model->mapped_files = opening;
   model->compiled_name = compiled->name;
   model->config = config;
   model->max_positions = opened.parsed.max_positions;

@@ -45,6 +45,7 @@ class loaded_model {
   generation_defaults generation;
   std::vector<std::string> warnings;
   double load_seconds = 0;
+  std::shared_ptr<const void> mapped_files;  ///< what matrices point into under load_mode::map
 };
 
 /// One model that this program was compiled for.
