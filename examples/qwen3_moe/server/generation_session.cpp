@@ -139,7 +139,7 @@ void generation_session::take(std::size_t index, const sampled_token& token) {
   if (choice.done || closed_) return;
   ++choice.completion_tokens;
   if (options_.report_tokens) choice.unsettled.push_back(report(token));
-  emit(index, choice.text.push(token.id), false);
+  emit(index, choice.text.push(token.id));
   if (!choice.text.stopped()) return;
   choice.handle->satisfied();
   close_choice(index, "stop");
@@ -152,7 +152,7 @@ void generation_session::end(std::size_t index, const generation_end& end) {
   switch (end.reason) {
     case finish_reason::stop:
     case finish_reason::length: {
-      emit(index, choice.text.finish(), true);
+      emit(index, choice.text.finish());
       return close_choice(index, end.reason == finish_reason::stop ? "stop" : "length");
     }
     case finish_reason::error:
@@ -163,10 +163,9 @@ void generation_session::end(std::size_t index, const generation_end& end) {
   }
 }
 
-void generation_session::emit(std::size_t index, answer_delta delta, bool all_settled) {
+void generation_session::emit(std::size_t index, answer_delta delta) {
   auto& choice = choices_[index];
-  const auto settled =
-      std::min(all_settled ? choice.unsettled.size() : delta.settled_tokens, choice.unsettled.size());
+  const auto settled = std::min(delta.settled_tokens, choice.unsettled.size());
   const std::span<const token_report> tokens(choice.unsettled.data(), settled);
   if (options_.stream) {
     write_event(writer_->piece(index, delta, tokens));

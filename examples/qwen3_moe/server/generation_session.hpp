@@ -61,7 +61,7 @@ class generation_session : public std::enable_shared_from_this<generation_sessio
   bool pump_once();
   void take(std::size_t index, const sampled_token& token);
   void end(std::size_t index, const generation_end& end);
-  void emit(std::size_t index, answer_delta delta, bool all_settled);
+  void emit(std::size_t index, answer_delta delta);
   void close_choice(std::size_t index, const char* reason);
   void complete();
   void fail(int status, const std::string& message);

@@ -2,6 +2,7 @@
 #include "text_model.hpp"
 
 #include "api_error.hpp"
+#include "text/reasoning_parser.hpp"
 
 namespace qwen3_moe {
 
@@ -23,11 +24,7 @@ chat_prompt text_model::prompt_of(const chat_request& request) const {
   }
   chat_prompt prompt;
   prompt.ids = tokens_.encode(rendered);
-  // The generation prompt is the last thing the template writes; nothing of the request comes after it.
-  const auto end = rendered.text.find_last_not_of(" \t\r\n");
-  constexpr std::string_view open = "<think>";
-  prompt.in_reasoning = end != std::string::npos && end + 1 >= open.size() &&
-                        std::string_view(rendered.text).substr(end + 1 - open.size(), open.size()) == open;
+  prompt.in_reasoning = ends_inside_reasoning(rendered.text);
   return prompt;
 }
 
