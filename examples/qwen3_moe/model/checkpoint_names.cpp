@@ -63,36 +63,39 @@ std::optional<tensor_slice> checkpoint_names::fused_expert(checkpoint& source, s
   return checkpoint::rows(*both, gate ? 0 : half, half);
 }
 
-weight_format checkpoint_names::stored_format(checkpoint& source, std::string_view tree_module) const {
+void checkpoint_names::find_format(checkpoint& source, std::string_view tree_module,
+                                   weight_format& format) const {
   const std::string module = of(tree_module);
-  if (source.find(module + ".weight_packed")) return weight_format::nvfp4;
   const auto weight = source.find(module + ".weight");
-  if (weight && weight->type() == nibble::io::dtype::u8) return weight_format::nvfp4;
-  if (weight && weight->type() == nibble::io::dtype::f8_e4m3) return weight_format::fp8;
-  return weight_format::bf16;
+  if (source.find(module + ".weight_packed") || (weight && weight->type() == nibble::io::dtype::u8))
+    format = weight_format::nvfp4;
+  else if (weight && weight->type() == nibble::io::dtype::f8_e4m3)
+    format = weight_format::fp8;
+  else if (weight || fused_expert(source, module + ".weight"))
+    format = weight_format::bf16;
 }
 
 module_formats checkpoint_names::stored_formats(checkpoint& source, const model_config& config) const {
-  module_formats formats;
+  module_formats formats = config.formats;
   for (int i = config.layers - 1; i >= 0;
        --i) {  // the first layer of a kind speaks for it; binding checks the rest
     const std::string layer = "model.layers." + std::to_string(i) + ".";
     if (config.full_attention[static_cast<std::size_t>(i)]) {
-      formats.attention_qkv = stored_format(source, layer + "self_attn.q_proj");
-      formats.attention_out = stored_format(source, layer + "self_attn.o_proj");
+      find_format(source, layer + "self_attn.q_proj", formats.attention_qkv);
+      find_format(source, layer + "self_attn.o_proj", formats.attention_out);
     } else {
-      formats.delta_qkvz = stored_format(source, layer + "linear_attn.in_proj_qkv");
-      formats.delta_out = stored_format(source, layer + "linear_attn.out_proj");
+      find_format(source, layer + "linear_attn.in_proj_qkv", formats.delta_qkvz);
+      find_format(source, layer + "linear_attn.out_proj", formats.delta_out);
     }
   }
   const std::string mlp = "model.layers.0.mlp.";
-  formats.expert_gate_up = stored_format(source, mlp + "experts.0.gate_proj");
-  formats.expert_down = stored_format(source, mlp + "experts.0.down_proj");
+  find_format(source, mlp + "experts.0.gate_proj", formats.expert_gate_up);
+  find_format(source, mlp + "experts.0.down_proj", formats.expert_down);
   if (config.shared_intermediate > 0) {
-    formats.shared_gate_up = stored_format(source, mlp + "shared_expert.gate_proj");
-    formats.shared_down = stored_format(source, mlp + "shared_expert.down_proj");
+    find_format(source, mlp + "shared_expert.gate_proj", formats.shared_gate_up);
+    find_format(source, mlp + "shared_expert.down_proj", formats.shared_down);
   }
-  if (!config.tied_embeddings) formats.lm_head = stored_format(source, "lm_head");
+  if (!config.tied_embeddings) find_format(source, "lm_head", formats.lm_head);
   return formats;
 }
 

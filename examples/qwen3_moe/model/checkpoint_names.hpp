@@ -28,7 +28,8 @@ class checkpoint_names {
   /// "….experts.E.gate_proj.weight" and its like.
   [[nodiscard]] static std::optional<nibble::io::tensor_slice> fused_expert(nibble::io::checkpoint& source,
                                                                             std::string_view name);
-  /// The formats found in the tensors, which decide; the configuration's are checked against them on binding.
+  /// The formats found in the tensors, which decide; where a tensor is missing, the configuration's. They are
+  /// checked against each other on binding.
   [[nodiscard]] module_formats stored_formats(nibble::io::checkpoint& source,
                                               const model_config& config) const;
   /// Everything load_weights wants to know. `this` and `rules` must outlive the result.
