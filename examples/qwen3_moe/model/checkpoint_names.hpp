@@ -36,8 +36,8 @@ class checkpoint_names {
   [[nodiscard]] nibble::bind_options bind_options(const quantization_rules& rules) const;
 
  private:
-  [[nodiscard]] weight_format stored_format(nibble::io::checkpoint& source,
-                                            std::string_view tree_module) const;
+  /// Overwrites `format` by that of the stored tensor, where there is one.
+  void find_format(nibble::io::checkpoint& source, std::string_view tree_module, weight_format& format) const;
 
   std::string decoder_prefix_;
   std::string head_prefix_;
