@@ -141,7 +141,7 @@ class raw_client {
       result.body = input_.substr(0, size);
       input_.erase(0, size);
       result.complete = true;
-    } else if (result.fields["transfer-encoding"] == "chunked") {
+    } else if (result.fields.count("transfer-encoding") && result.fields["transfer-encoding"] == "chunked") {
       read_chunks(result);
     } else {
       while (receive()) {

@@ -88,13 +88,18 @@ class test_server {
     client.post(path, body, fields);
     return client.response();
   }
-  /// POST /v1/chat/completions with one user message and `more` fields ("\"stream\":true").
+  /// POST /v1/chat/completions with one user message and `more` fields ("\"stream\":true"). Thinking is off
+  /// unless they say otherwise.
   raw_response chat(const std::string& more = {}, const std::string& content = "hi") {
     return post("/v1/chat/completions", chat_body(more, content));
   }
+  /// Thinking is off unless `more` says otherwise.
   static std::string chat_body(const std::string& more = {}, const std::string& content = "hi") {
-    return R"({"messages":[{"role":"user","content":)" + boost::json::serialize(boost::json::value(content)) +
-           "}]" + (more.empty() ? "" : "," + more) + "}";
+    auto body = R"({"messages":[{"role":"user","content":)" +
+                boost::json::serialize(boost::json::value(content)) + "}]";
+    if (!more.empty()) body += "," + more;
+    if (more.find("enable_thinking") == std::string::npos) body += ",\"enable_thinking\":false";
+    return body + "}";
   }
 
   /// Waits until `done` holds; false after ten seconds.
