@@ -76,11 +76,11 @@ void for_panels(thread_pool& pool, const std::vector<group>& groups, int n, std:
                     });
 }
 
-/// Fills m.y with the experts' outputs, one row of `hidden` for each pair of m.groups. Weights stream once.
+/// Fills m.y with the experts' outputs, one row for each pair of m.groups. Weights stream once.
 void run_groups(thread_pool& pool, const float* x, std::ptrdiff_t ldx, int tokens, int pairs,
                 pass_memory& m) {
   const expert_weights& shape = *m.groups.front().expert;
-  const int hidden = shape.gate.k, intermediate = shape.gate.n;
+  const int hidden = shape.gate.k, intermediate = shape.gate.n, outputs = shape.down.n;
   const auto pair_count = static_cast<std::size_t>(pairs);
   // Gate and up of one layer share a format as a rule; where they do not, each takes rows packed its own way.
   std::vector<const float*>& x_rows = m.x_rows;
@@ -125,8 +125,8 @@ void run_groups(thread_pool& pool, const float* x, std::ptrdiff_t ldx, int token
     swiglu(gate, up, gate, pair_count * static_cast<std::size_t>(intermediate));
   }
   pack_rows(pool, shape.down.format, intermediate, gate, intermediate, pairs, m.packed_h, m.h_rows);
-  rows_of(m.y.take(pair_count * static_cast<std::size_t>(hidden)), hidden, pairs, m.y_rows);
-  for_panels(pool, m.groups, hidden, panel_rows(shape.down), [&](const group& g, int first, int last) {
+  rows_of(m.y.take(pair_count * static_cast<std::size_t>(outputs)), outputs, pairs, m.y_rows);
+  for_panels(pool, m.groups, outputs, panel_rows(shape.down), [&](const group& g, int first, int last) {
     detail::matmul_rows(g.expert->down, first, last, m.h_rows.data() + g.begin, g.end - g.begin,
                         m.y_rows.data() + g.begin);
   });
