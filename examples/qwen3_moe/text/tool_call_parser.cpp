@@ -330,6 +330,8 @@ bool tool_call_parser::step_closing(events&, bool last) {
     return true;
   }
   if ((closes == presence::maybe || another == presence::maybe) && !last) return false;
+  if (closes == presence::maybe && tag.size() > 1)
+    consume(tag.size());  // the answer ends inside the closing tag
   state_ = state::text;
   return true;
 }

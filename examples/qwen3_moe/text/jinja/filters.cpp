@@ -114,6 +114,7 @@ value filter_int(interpreter& run, position at, const value& v, args a) {
   };
   if (v.is_real()) return from_real(v.as_real());
   if (v.is_number()) return value(v.as_integer());
+  if (v.is_undefined()) run.fail(at, quote_text(v.undefined_name()) + " is undefined");
   if (!v.is_string()) return otherwise;
   if (const auto i = parse_integer(v.as_view(), static_cast<int>(base))) return value(*i);
   const auto d = parse_float(v.as_view());
@@ -123,6 +124,7 @@ value filter_int(interpreter& run, position at, const value& v, args a) {
 value filter_float(interpreter& run, position at, const value& v, args a) {
   const auto b = bind(run, at, "float", a, {"default"});
   if (v.is_number()) return value(v.as_real());
+  if (v.is_undefined()) run.fail(at, quote_text(v.undefined_name()) + " is undefined");
   if (v.is_string())
     if (const auto d = parse_float(v.as_view())) return value(*d);
   return b[0] ? *b[0] : value(0.0);
@@ -214,6 +216,7 @@ value filter_round(interpreter& run, position at, const value& v, args a) {
   if (method == "ceil") return value(std::ceil(d * scale) / scale);
   if (method == "floor") return value(std::floor(d * scale) / scale);
   if (method != "common") run.fail(at, "round's method must be common, ceil or floor");
+  if (!v.is_real()) return value(v.as_integer());
   if (!std::isfinite(d)) return value(d);
   char buffer[400];
   std::snprintf(buffer, sizeof buffer, "%.*f", precision, d);

@@ -220,18 +220,22 @@ interpreter::flow interpreter::run_for(const statement& s) {
   loop->items = std::make_shared<const sequence>(sequence{std::move(items)});
   loop->depth = loop_depth_++;
   const std::size_t count = loop->items->items.size();
+  bool ended = false;
   for (std::size_t i = 0; i < count; ++i) {
     step(s.at);
     loop->index = i;
     inner.values.clear();
     inner.values.emplace_back(loop_id_, value(loop));
     assign(s.to, loop->items->items[i]);
-    if (run_block(s.body) == flow::leave_loop) break;
+    const flow f = run_block(s.body);
+    // Jinja runs the else branch unless some round came to its end.
+    ended |= f == flow::go_on;
+    if (f == flow::leave_loop) break;
   }
   loop->last_changed.clear();
   --loop_depth_;
   here_ = inner.parent;
-  if (count > 0) return flow::go_on;
+  if (ended) return flow::go_on;
   inner.values.clear();
   here_ = &inner;
   const flow f = run_block(s.otherwise);
@@ -296,7 +300,13 @@ value interpreter::call_global(position at, const callable& c, const call_values
     }
     case callable::function::name_space: {
       auto n = std::make_shared<name_space>();
-      if (!arguments.positional.empty()) fail(at, "namespace() takes named arguments only");
+      if (arguments.positional.size() > 1) fail(at, "namespace() takes one argument and named ones");
+      for (const value& v : arguments.positional) {
+        if (!v.is_mapping()) fail(at, "namespace() of a value of type " + type_name(v) + " is not supported");
+        step(at, v.as_mapping().entries.size());
+        for (const auto& [key, x] : v.as_mapping().entries)
+          n->attributes.emplace_back(to_text(at, key).bytes(), x);
+      }
       for (const auto& [name, v] : arguments.named) {
         check_storable(at, v);
         n->attributes.emplace_back(name, v);

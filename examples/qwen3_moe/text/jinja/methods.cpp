@@ -99,39 +99,36 @@ class string_method {
     return run_.make_sequence(at_, std::move(out));
   }
 
+  // Runs of white space separate; of what is left when `left` cuts are made, only the near end is stripped.
   void split_at_space(std::int64_t left, bool from_right,
                       std::vector<std::pair<std::size_t, std::size_t>>& parts) {
     const std::string_view s = self_.view();
-    auto [begin, end] = stripped_range(s, std::nullopt, 3);
-    while (begin < end) {
+    std::size_t begin = 0, end = s.size();
+    const auto strip_near = [&] {
+      const auto range = stripped_range(s.substr(begin, end - begin), std::nullopt, from_right ? 2 : 1);
+      if (from_right)
+        end = begin + range.second;
+      else
+        begin += range.first;
+    };
+    for (strip_near(); begin < end; strip_near()) {
       run_.step(at_);
-      std::size_t cut = from_right ? begin : end;
-      if (left != 0 && from_right) {
-        for (std::size_t i = end; i > begin; --i) {
-          std::size_t last = i - 1;
-          while (last > begin && (static_cast<unsigned char>(s[last]) & 0xC0) == 0x80) --last;
-          if (is_python_space(decode_utf8(s, last).value)) {
-            cut = i;
-            break;
-          }
-          i = last + 1;
-        }
-      } else if (left != 0) {
-        for (std::size_t i = begin; i < end; i += decode_utf8(s, i).bytes) {
-          if (is_python_space(decode_utf8(s, i).value)) {
-            cut = i;
-            break;
-          }
-        }
+      std::size_t cut = from_right ? end : begin;  // walks over the word
+      while (left != 0 && (from_right ? cut > begin : cut < end)) {
+        std::size_t next = from_right ? cut - 1 : cut;
+        while (from_right && next > begin && (static_cast<unsigned char>(s[next]) & 0xC0) == 0x80) --next;
+        const decoded_character c = decode_utf8(s, next);
+        if (is_python_space(c.value)) break;
+        cut = from_right ? next : next + c.bytes;
       }
+      if (left == 0) cut = from_right ? begin : end;
       if (left > 0) --left;
       if (from_right) {
         parts.emplace_back(cut, end);
-        end = stripped_range(s.substr(0, cut), std::nullopt, 2).second;
-        if (cut == begin) break;
+        end = cut;
       } else {
         parts.emplace_back(begin, cut);
-        begin = cut + stripped_range(s.substr(cut, end - cut), std::nullopt, 1).first;
+        begin = cut;
       }
     }
   }
