@@ -96,9 +96,9 @@ void generation_session::pump() {
   for (;;) {
     try {
       if (pump_once())
-        exchange_->on_writable([weak = weak_from_this()] {
-          if (const auto self = weak.lock()) self->schedule();
-        });
+        // Perhaps nobody else holds the session any more: the tokens are all here, the client has to take
+        // them.
+        exchange_->on_writable([self = shared_from_this()] { self->schedule(); });
     } catch (const std::exception& problem) {
       log_(std::string("answer abandoned: ") + problem.what());
       fail(500, "the answer could not be written");
