@@ -5,9 +5,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "model/model_config.hpp"
@@ -20,13 +23,18 @@ namespace qwen3_moe {
 struct quantization_rules {
   nibble::quantization_method method = nibble::quantization_method::none;
 
-  struct layer_rule {
-    name_pattern modules;
-    weight_format format;
+  /// What to say about the modules a pattern names. Plain names, of which there are hundreds, are looked up.
+  struct entries {
+    void add(const name_pattern& pattern, weight_format format);
+    /// Tries each of `names`, all of which stand for one module.
+    [[nodiscard]] std::optional<weight_format> find(std::span<const std::string> names) const;
+
+   private:
+    std::map<std::string, weight_format, std::less<>> plain_;
+    std::vector<std::pair<name_pattern, weight_format>> patterns_;
   };
-  std::vector<layer_rule> layers;  ///< ModelOpt MIXED_PRECISION: format for each module; others are bf16
-  std::optional<weight_format> everything;  ///< the format of all Linear modules that are not ignored
-  std::vector<name_pattern> ignore;
+  entries listed;  ///< ModelOpt MIXED_PRECISION: a format for each module; `ignore` lists: bf16
+  weight_format otherwise = weight_format::bf16;  ///< of Linear modules that are not listed
 
   /// The declared format of a module, by its name in the checkpoint or below either usual prefix. Nothing
   /// when the configuration makes no statement (no quantisation at all).

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <utility>
+#include <vector>
 
 namespace qwen3_moe {
 
@@ -22,25 +23,27 @@ void check_group_size(const json_fields& fields, std::string_view field) {
     fields.fail(field, "is " + std::to_string(group) + "; NVFP4 has one scale for 16 values");
 }
 
-void read_patterns(const json_fields& fields, std::string_view field, std::vector<name_pattern>& patterns) {
+/// Adds the modules that stay bf16.
+void read_ignored(const json_fields& fields, std::string_view field, quantization_rules& rules) {
   const auto* list = fields.find(field);
   if (list == nullptr) return;
   if (!list->is_array()) fields.fail(field, "is not a list of module names");
   for (const auto& entry : list->get_array()) {
     if (!entry.is_string())
       fields.fail(field, "holds " + boost::json::serialize(entry) + ", expected a module name");
-    patterns.emplace_back(std::string_view(entry.get_string().data(), entry.get_string().size()));
+    rules.listed.add(name_pattern({entry.get_string().data(), entry.get_string().size()}),
+                     weight_format::bf16);
   }
 }
 
 void read_modelopt(const json_fields& q, quantization_rules& rules) {
   rules.method = quantization_method::modelopt;
   const std::string algorithm = q.text_or("quant_algo", "");
-  read_patterns(q, "ignore", rules.ignore);
-  read_patterns(q, "exclude_modules", rules.ignore);
   if (algorithm != "MIXED_PRECISION") {
     check_group_size(q, "group_size");
-    rules.everything = format_named(q, "quant_algo", algorithm);
+    rules.otherwise = format_named(q, "quant_algo", algorithm);
+    read_ignored(q, "ignore", rules);
+    read_ignored(q, "exclude_modules", rules);
     return;
   }
   const json_fields layers = q.child("quantized_layers");
@@ -49,7 +52,7 @@ void read_modelopt(const json_fields& q, quantization_rules& rules) {
     const json_fields layer = layers.child(module);
     const weight_format format = format_named(layer, "quant_algo", layer.text_or("quant_algo", ""));
     if (format == weight_format::nvfp4) check_group_size(layer, "group_size");
-    rules.layers.push_back({name_pattern(module), format});
+    rules.listed.add(name_pattern(module), format);
   }
 }
 
@@ -70,8 +73,8 @@ void read_compressed_tensors(const json_fields& q, quantization_rules& rules) {
                         targets->get_array()[0] == "Linear";
     if (!linear) group.fail("targets", "is not [\"Linear\"], the only one supported");
   }
-  rules.everything = weight_format::nvfp4;
-  read_patterns(q, "ignore", rules.ignore);
+  rules.otherwise = weight_format::nvfp4;
+  read_ignored(q, "ignore", rules);
 }
 
 }  // namespace
@@ -104,32 +107,46 @@ quantization_rules read_quantization_rules(const json_fields& config, std::strin
   return rules;
 }
 
+namespace {
+
+constexpr std::string_view decoder_prefixes[] = {"model.language_model.", "language_model.model.", "model."};
+
+/// A module's name without what checkpoints put in front of the decoder.
+std::string_view without_prefix(std::string_view module) {
+  for (const auto prefix : decoder_prefixes)
+    if (module.starts_with(prefix)) return module.substr(prefix.size());
+  return module;
+}
+
+}  // namespace
+
+void quantization_rules::entries::add(const name_pattern& pattern, weight_format format) {
+  if (const auto name = pattern.plain_name())
+    plain_.insert_or_assign(std::string(without_prefix(*name)), format);
+  else
+    patterns_.emplace_back(pattern, format);
+}
+
+std::optional<weight_format> quantization_rules::entries::find(std::span<const std::string> names) const {
+  for (const auto& name : names)
+    if (const auto it = plain_.find(name); it != plain_.end()) return it->second;
+  for (const auto& [pattern, format] : patterns_)
+    for (const auto& name : names)
+      if (pattern.matches(name)) return format;
+  return std::nullopt;
+}
+
 std::optional<weight_format> quantization_rules::format_of(std::string_view module) const {
   if (method == quantization_method::none) return std::nullopt;
-  // Configurations name modules below "model." or "model.language_model.", whatever the tensors say.
-  std::string base(module);
-  for (const std::string_view prefix : {"model.language_model.", "language_model.model.", "model."})
-    if (module.starts_with(prefix)) {
-      base = std::string(module.substr(prefix.size()));
-      break;
-    }
-  // An entry for ".experts" speaks for every expert.
-  std::string experts;
-  if (const auto at = base.find(".experts."); at != std::string::npos) experts = base.substr(0, at + 8);
-  const auto named = [&](const name_pattern& pattern) {
-    if (pattern.matches(module)) return true;
-    for (const std::string_view prefix : {"model.language_model.", "model.", ""}) {
-      if (pattern.matches(std::string(prefix) + base)) return true;
-      if (!experts.empty() && pattern.matches(std::string(prefix) + experts)) return true;
-    }
-    return false;
-  };
-  for (const auto& rule : layers)
-    if (named(rule.modules)) return rule.format;
-  if (!everything) return weight_format::bf16;
-  for (const auto& pattern : ignore)
-    if (named(pattern)) return weight_format::bf16;
-  return everything;
+  // Configurations name modules below "model." or "model.language_model.", whatever the tensors say, and an
+  // entry for ".experts" speaks for every expert.
+  const std::string base(without_prefix(module));
+  std::vector<std::string> names{base, "model." + base, "model.language_model." + base};
+  if (const auto at = base.find(".experts."); at != std::string::npos)
+    for (int i = 0; i < 3; ++i)
+      names.push_back(names[static_cast<std::size_t>(i)].substr(
+          0, names[static_cast<std::size_t>(i)].find(".experts.") + 8));
+  return listed.find(names).value_or(otherwise);
 }
 
 module_formats declared_formats(const model_config& config, const quantization_rules& rules,
