@@ -15,6 +15,10 @@ if(NIBBLE_SANITIZE)
   add_link_options(-fsanitize=${nibble_sanitizers})
 endif()
 
+if(NIBBLE_BUILD_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)  # coverage of the libraries, not of the targets alone
+endif()
+
 # nibble_own_target(<target>): warnings, warnings as errors, C++20 without extensions.
 function(nibble_own_target target)
   target_compile_features(${target} PRIVATE cxx_std_20)

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # nibble_add_test, nibble_add_fuzz and the generated header tests.
 
-find_package(Catch2 REQUIRED)
-if(Catch2_VERSION VERSION_LESS 3)
-  get_filename_component(catch_dir ${Catch2_DIR} ABSOLUTE)
-  list(APPEND CMAKE_MODULE_PATH ${catch_dir})
+if(NIBBLE_BUILD_TESTS)
+  find_package(Catch2 REQUIRED)
+  if(Catch2_VERSION VERSION_LESS 3)
+    get_filename_component(catch_dir ${Catch2_DIR} ABSOLUTE)
+    list(APPEND CMAKE_MODULE_PATH ${catch_dir})
+  endif()
+  include(Catch)
 endif()
-include(Catch)
 
 # nibble_add_test(<name> SOURCES ... [LIBRARIES ...] [LABELS ...]): a Catch2 program, each case a CTest test.
 function(nibble_add_test name)
