@@ -77,7 +77,7 @@ TEST_CASE("a template in the manner of Qwen3.6 renders conversations as jinja2 d
 TEST_CASE("Qwen3's own template renders conversations as jinja2 does") {
   const auto shared = shared_folder();
   if (!shared) {
-    WARN("skipped: ../shared (or NIBBLE_SHARED) is absent, so there is no Qwen3 template");
+    skip_case("../shared (or NIBBLE_SHARED) is absent, so there is no Qwen3 template");
     return;
   }
   const auto t = chat_template::from_directory(*shared / "data/qwen3_tokenizer");
@@ -87,7 +87,7 @@ TEST_CASE("Qwen3's own template renders conversations as jinja2 does") {
 TEST_CASE("the reference prompts of the three trained layouts come out byte for byte, and so do their ids") {
   const auto shared = shared_folder();
   if (!shared) {
-    WARN("skipped: ../shared (or NIBBLE_SHARED) is absent, so there are no reference prompts");
+    skip_case("../shared (or NIBBLE_SHARED) is absent, so there are no reference prompts");
     return;
   }
   for (const char* layout : {"mixed", "nvfp4", "ct"}) {

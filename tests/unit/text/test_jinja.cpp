@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The template interpreter against jinja2 (tests/oracles/text_jinja.py), its error positions and its bounds.
+#include <pthread.h>
+
 #include <cstdlib>
+#include <thread>
 
 #include "text/chat_template.hpp"
 #include "text_support.hpp"
@@ -33,6 +36,13 @@ std::string place_of(std::string_view source) {
   }
   return "none";
 }
+
+// Sanitizers make frames several times larger.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+constexpr std::size_t small_stack_bytes = std::size_t{2} << 20;
+#else
+constexpr std::size_t small_stack_bytes = std::size_t{256} << 10;
+#endif
 
 }  // namespace
 
@@ -178,7 +188,7 @@ TEST_CASE("nesting is bounded") {
         template_fault::limit);
   CHECK(fault_of("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}") == template_fault::limit);
   json::value deep = 1;
-  for (int i = 0; i < 5000; ++i) deep = json::array{std::move(deep)};
+  for (int i = 0; i < 500; ++i) deep = json::array{std::move(deep)};
   CHECK(fault_of("{{ x }}", {{"x", deep}}) == template_fault::limit);
   // Nothing may be made to hold itself.
   CHECK(fault_of("{% set ns = namespace() %}{% set ns.x = ns %}") == template_fault::evaluation);
@@ -238,4 +248,43 @@ TEST_CASE("a prompt knows which bytes the template wrote") {
   CHECK(untrusted("{% macro f(c) %}<{{ c }}>{% endmacro %}{{ f(x) | trim }}", v) == "[ user ]");
   CHECK(untrusted("{% set s %}<{{ x }}>{% endset %}{{ s[::-1] }}", v) == "[ resu ]");
   CHECK(untrusted("{{ 1 ~ 'a' }}{{ x ~ 'a' }}", {{"x", "q"}}) == "[1][q]");
+}
+
+TEST_CASE("several threads render one template") {
+  const chat_template t(
+      "{% for m in messages %}{{ m.role ~ loop.index ~ 'x' }}{% endfor %}{% macro f(x) %}{{ x }}{% endmacro "
+      "%}{{ f('y') }}");
+  const json::array messages{{{"role", "user"}}, {{"role", "tool"}}};
+  std::vector<std::thread> threads;
+  std::vector<int> right(4);
+  for (std::size_t k = 0; k < right.size(); ++k)
+    threads.emplace_back([&, k] {
+      for (int i = 0; i < 300; ++i) right[k] += t.render(messages, nullptr, true).text == "user1xtool2xy";
+    });
+  for (auto& thread : threads) thread.join();
+  for (const int n : right) CHECK(n == 300);
+}
+
+TEST_CASE("the deepest evaluation fits into a small stack") {
+  // As deep as the parser allows, again and again through a macro, until the evaluation's own limit stops it.
+  std::string source = "{% macro f() %}{{ ";
+  for (int i = 0; i < 45; ++i) source += "[";
+  source += "f()";
+  for (int i = 0; i < 45; ++i) source += "]";
+  source += " }}{% endmacro %}{{ f() }}";
+  template_fault fault{};
+  pthread_attr_t attributes;
+  REQUIRE(pthread_attr_init(&attributes) == 0);
+  REQUIRE(pthread_attr_setstacksize(&attributes, small_stack_bytes) == 0);
+  auto work = [&] { fault = fault_of(source); };
+  pthread_t thread;
+  REQUIRE(pthread_create(
+              &thread, &attributes,
+              [](void* w) -> void* {
+                (*static_cast<decltype(work)*>(w))();
+                return nullptr;
+              },
+              &work) == 0);
+  REQUIRE(pthread_join(thread, nullptr) == 0);
+  CHECK(fault == template_fault::limit);
 }

@@ -61,7 +61,7 @@ value interpreter::evaluate(const expression& e) {
     const value* v = find(e.id);
     return v ? *v : value::undefined(e.name);
   }
-  if (evaluation_depth_ >= 400) fail_limit(e.at, "the template calls and nests too deeply");
+  if (evaluation_depth_ >= deepest_evaluation) fail_limit(e.at, "the template calls and nests too deeply");
   ++evaluation_depth_;
   value out = evaluate_inner(e);
   --evaluation_depth_;

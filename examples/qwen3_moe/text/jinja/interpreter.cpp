@@ -11,7 +11,6 @@
 namespace qwen3_moe::jinja {
 namespace {
 
-constexpr std::size_t deepest_evaluation = 400;
 constexpr wide_int longest_range = 100'000;
 
 std::shared_ptr<const callable> global_function(callable::function what, std::string_view name) {

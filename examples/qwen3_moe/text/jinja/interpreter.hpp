@@ -24,6 +24,9 @@ struct run_limits {
   std::size_t call_depth = 16;                        ///< macros inside macros
 };
 
+/// Expressions, statements and macro calls inside each other; about 800 bytes of stack each.
+inline constexpr std::size_t deepest_evaluation = 200;
+
 /// Arguments of a call, evaluated.
 struct call_values {
   std::vector<value> positional;
