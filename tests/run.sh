@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-tools/install_packages.sh catch2 python3 ccache zlib1g-dev
+tools/install_packages.sh catch2 ccache curl python3 zlib1g-dev
 build=${NIBBLE_BUILD_DIR:-build/test}
 # shellcheck disable=SC2086 # several arguments in one variable
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER_LAUNCHER=ccache \
