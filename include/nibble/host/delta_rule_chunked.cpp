@@ -87,13 +87,22 @@ struct chunk_view {
 void run_chunk(const chunk_view& chunk, const delta_rule_shape& shape, float* state, float* memory) {
   const int rows = chunk.rows;
   const std::ptrdiff_t v_dim = shape.v_dim;
-  float* solved = memory;                // [rows][v_dim]: R, then V'
-  float* total = solved + rows * v_dim;  // [rows]: G
-  float* weight = total + rows;          // [rows]: decays of one row
+  float* solved = memory;                 // [rows][v_dim]: R, then V'
+  float* weight = solved + rows * v_dim;  // [rows]: e^{G_i - G_j} of one row i
   const auto dot = HWY_DYNAMIC_DISPATCH(dot_impl);
   const auto scale_add = HWY_DYNAMIC_DISPATCH(scale_add_impl);
-  float sum = 0;
-  for (std::ptrdiff_t i = 0; i < rows; ++i) total[i] = sum += chunk.log_decay[i * chunk.gate_stride];
+  // Fills weight[0 … i] and returns e^{G_i}. Each exponent is summed from the row backwards: a difference of
+  // two long running sums would have lost its digits.
+  const auto decays_of = [&](std::ptrdiff_t i) {
+    float since = 0;
+    for (std::ptrdiff_t j = i; j >= 0; --j) {
+      weight[j] = since;
+      since += chunk.log_decay[j * chunk.gate_stride];
+    }
+    exponential(weight, weight, static_cast<std::size_t>(i) + 1);
+    exponential(&since, &since, 1);
+    return since;
+  };
 
   // What the state contributes to every row, before it changes.
   const auto product = HWY_DYNAMIC_DISPATCH(product_impl);
@@ -102,10 +111,7 @@ void run_chunk(const chunk_view& chunk, const delta_rule_shape& shape, float* st
 
   for (std::ptrdiff_t i = 0; i < rows; ++i) {
     const float beta = chunk.beta[i * chunk.gate_stride];
-    float since_begin = 0;
-    exponential(total + i, &since_begin, 1);
-    for (std::ptrdiff_t j = 0; j <= i; ++j) weight[j] = total[i] - total[j];
-    exponential(weight, weight, static_cast<std::size_t>(i) + 1);
+    const float since_begin = decays_of(i);
     float* row = solved + i * v_dim;
     scale_add(row, -beta * since_begin, chunk.v + i * chunk.row_stride, beta, shape.v_dim);
     float* o = chunk.out + i * chunk.ldo;
@@ -119,10 +125,7 @@ void run_chunk(const chunk_view& chunk, const delta_rule_shape& shape, float* st
                 weight[j] * dot(qi, chunk.k + j * chunk.row_stride, shape.k_dim), shape.v_dim);
   }
 
-  for (std::ptrdiff_t j = 0; j < rows; ++j) weight[j] = total[rows - 1] - total[j];
-  exponential(weight, weight, static_cast<std::size_t>(rows));
-  float whole = 0;
-  exponential(total + rows - 1, &whole, 1);
+  const float whole = decays_of(rows - 1);
   for (std::ptrdiff_t p = 0; p < shape.k_dim; ++p)
     for (std::ptrdiff_t j = 0; j < rows; ++j)
       scale_add(state + p * v_dim, j == 0 ? whole : 1.0f, solved + j * v_dim,
@@ -141,7 +144,7 @@ void delta_rule_chunked(thread_pool& pool, std::span<const sequence_span> spans,
       static_cast<std::int64_t>(spans.size()) * heads, 1, [&](std::int64_t begin, std::int64_t end) {
         thread_local detail::scratch memory;
         float* work =
-            memory.take(static_cast<std::size_t>(chunk) * (static_cast<std::size_t>(shape.v_dim) + 2));
+            memory.take(static_cast<std::size_t>(chunk) * (static_cast<std::size_t>(shape.v_dim) + 1));
         for (std::int64_t task = begin; task < end; ++task) {
           const sequence_span& span = spans[static_cast<std::size_t>(task / heads)];
           const std::ptrdiff_t head = task % heads;

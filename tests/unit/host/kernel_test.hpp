@@ -88,6 +88,26 @@ inline double largest_error(std::span<const float> got, std::span<const double> 
   return worst;
 }
 
+/// The largest |got - expected| of a row over the largest |expected| of that row: for results of several
+/// products in a row, whose small elements are what is left of large ones.
+inline double largest_row_error(std::span<const float> got, std::span<const double> expected, int columns) {
+  if (got.size() != expected.size()) return std::numeric_limits<double>::infinity();
+  const auto width = static_cast<std::size_t>(columns);
+  double worst = 0;
+  for (std::size_t row = 0; row < got.size(); row += width) {
+    double error = 0, size = 1e-30;
+    for (std::size_t i = row; i < row + width; ++i) {
+      const double difference = std::abs(got[i] - expected[i]);
+      error = difference <= error
+                  ? error
+                  : (std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference);
+      size = std::max(size, std::abs(expected[i]));
+    }
+    worst = std::max(worst, error / size);
+  }
+  return worst;
+}
+
 /// A random weight with the memory behind it, exactly as large as the view needs, and its fp64 values.
 struct random_weight {
   std::vector<std::uint8_t> data, scales;

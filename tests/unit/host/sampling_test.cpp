@@ -125,7 +125,7 @@ TEST_CASE("sampling: draws follow the distribution and depend on seed and step a
   CHECK(same < 500);  // Σ share² = 0.34: neighbouring seeds are unrelated
 }
 
-TEST_CASE("sampling: uniform draws cover [0, 1)") {
+TEST_CASE("sampling: uniform draws cover the unit interval") {
   double sum = 0, low = 1, high = 0;
   for (std::uint64_t i = 0; i < 10000; ++i) {
     const double u = uniform_draw(7, i);
