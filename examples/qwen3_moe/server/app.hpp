@@ -45,7 +45,8 @@ using model_loader = std::function<std::unique_ptr<app_model>()>;
 struct serve_options {
   http_options http;
   std::vector<std::string> api_keys;
-  std::vector<std::string> names;  ///< what the model answers to; empty: its own name
+  std::vector<std::string> names;     ///< what the model answers to; empty: its own name
+  std::vector<std::string> warnings;  ///< told once the address is had
   int max_queued = 256;
   int drain_seconds = 30;  ///< how long answers may go on after the first Ctrl-C or SIGTERM
 };

@@ -75,24 +75,42 @@ std::unique_ptr<app_model> load(const model_options& options) {
   return model;
 }
 
+// A range that does not clutter --help; the error names it.
+template <class Number>
+CLI::Validator between(Number low, Number high) {
+  return CLI::Range(low, high).description("");
+}
+
+// "N" reads better than the C++ types that CLI11 shows.
+void name_types(CLI::App& app) {
+  for (auto* command : app.get_subcommands({}))
+    for (auto* option : command->get_options()) {
+      const auto type = option->get_type_name();
+      if (type == "INT" || type == "UINT" || type == "FLOAT") option->type_name("N");
+    }
+}
+
 void add_model_options(CLI::App& command, model_options& options) {
   command
       .add_option("--model", options.folder,
                   "Folder of a checkpoint: config.json, safetensors, tokenizer.json")
       ->required()
       ->type_name("DIR");
-  command.add_option("--device", options.device, "Where to run: auto says what it chose and why")
-      ->check(CLI::IsMember({"auto", "cuda", "host"}))
+  command
+      .add_option("--device", options.device,
+                  "Where to run: auto, cuda or host; auto says what it chose and why")
+      ->type_name("DEVICE")
+      ->check(CLI::IsMember({"auto", "cuda", "host"}).description(""))
       ->capture_default_str();
   command
       .add_option("--threads", options.load.threads, "Threads of the host backend; 0 means one for each core")
-      ->check(CLI::Range(0, 1024))
+      ->check(between(0, 1024))
       ->capture_default_str();
   command
       .add_option(
           "--context", options.load.context_tokens,
           "Longest prompt and answer together, in tokens; 0 means what the model was made for, at most 32768")
-      ->check(CLI::Range(0, 1 << 24))
+      ->check(between(0, 1 << 24))
       ->capture_default_str();
 }
 
@@ -100,15 +118,15 @@ void add_sampling_options(CLI::App& command, talk_options& options) {
   command
       .add_option("--temperature", options.temperature,
                   "0 takes the likeliest token; default: the checkpoint's")
-      ->check(CLI::Range(0.0, 2.0));
+      ->check(between(0.0, 2.0));
   command.add_option("--top-p", options.top_p, "Keep the likeliest tokens up to this share")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(between(0.0, 1.0));
   command.add_option("--top-k", options.top_k, "Keep this many of the likeliest tokens; 0 keeps all")
-      ->check(CLI::Range(0, 1 << 30));
+      ->check(between(0, 1 << 30));
   command.add_option("--min-p", options.min_p, "Drop tokens less likely than this share of the likeliest")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(between(0.0, 1.0));
   command.add_option("--seed", options.seed, "Same seed, same answer");
-  command.add_option("--max-tokens", options.max_tokens, "Longest answer")->check(CLI::Range(1, 1 << 30));
+  command.add_option("--max-tokens", options.max_tokens, "Longest answer")->check(between(1, 1 << 30));
 }
 
 std::vector<std::string> read_keys(const std::string& path) {
@@ -156,9 +174,10 @@ int info(const std::string& folder) {
 }
 
 int run_verify(const model_options& options, const std::string& reference, double tolerance) {
-  std::fprintf(stderr, "%s\n", device_note(options.device).c_str());
+  const auto device = device_note(options.device);
   const auto model = load_model(options.folder, options.load);
   const auto result = verify(*model, reference);
+  std::printf("%s\n", device.c_str());
   std::printf("prompts               %d\n", result.prompts);
   std::printf("positions             %lld\n", static_cast<long long>(result.positions));
   std::printf("largest difference    %.3g\n", result.largest_difference);
@@ -188,15 +207,15 @@ int run_command_line(int argc, const char* const* argv) try {
   add_model_options(*serve_command, model);
   serve_command->add_option("--host", server.http.host, "Address to listen on")->capture_default_str();
   serve_command->add_option("--port", server.http.port, "Port to listen on; 0 takes any free one")
-      ->check(CLI::Range(0, 65535))
+      ->check(between(0, 65535))
       ->capture_default_str();
   serve_command->add_option("--max-running", model.load.max_running, "Answers generated at once")
-      ->check(CLI::Range(1, 1024))
+      ->check(between(1, 1024))
       ->capture_default_str();
   serve_command
       ->add_option("--max-queued", server.max_queued,
                    "Requests that may wait; one more is told to try again (429)")
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(between(1, 1 << 20))
       ->capture_default_str();
   serve_command->add_option("--served-model-name", server.names,
                             "What the model answers to; several are possible; default: the folder's name");
@@ -208,7 +227,7 @@ int run_command_line(int argc, const char* const* argv) try {
   serve_command
       ->add_option("--drain-seconds", server.drain_seconds,
                    "How long running answers may go on after Ctrl-C or SIGTERM")
-      ->check(CLI::Range(0, 86400))
+      ->check(between(0, 86400))
       ->capture_default_str();
   serve_command->footer(exit_codes);
 
@@ -240,10 +259,11 @@ int run_command_line(int argc, const char* const* argv) try {
       ->required()
       ->type_name("FILE");
   verify_command->add_option("--tolerance", tolerance, "Largest absolute difference that passes")
-      ->check(CLI::NonNegativeNumber)
+      ->check(between(0.0, 1e30))
       ->capture_default_str();
   verify_command->footer(exit_codes);
 
+  name_types(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& request) {
@@ -264,10 +284,9 @@ int run_command_line(int argc, const char* const* argv) try {
       for (auto& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     server.api_keys = read_keys(key_file);
     if (!is_loopback(server.http.host) && server.api_keys.empty())
-      std::fprintf(stderr,
-                   "qwen3-moe: warning: %s can be reached from other machines and no API key is set; "
-                   "use --api-key-file or NIBBLE_API_KEY\n",
-                   server.http.host.c_str());
+      server.warnings.push_back(
+          server.http.host +
+          " can be reached from other machines and no API key is set; use --api-key-file or NIBBLE_API_KEY");
     return serve(server, loader);
   }
   if (chat_command->parsed()) return chat(talk, loader);

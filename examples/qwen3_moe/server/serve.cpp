@@ -107,14 +107,19 @@ int serve(const serve_options& options, const model_loader& load) {
       options.http, [&](std::shared_ptr<http_exchange> exchange) { service.handle(std::move(exchange)); },
       api_service::error_body);
   server.start();
+  for (const auto& warning : options.warnings)
+    std::fprintf(stderr, "qwen3-moe: warning: %s\n", warning.c_str());
   const auto url = url_of(options, server.port());
   std::printf("qwen3-moe: listening on %s, loading the model\n", url.c_str());
   std::fflush(stdout);
 
   loading model;
   std::thread loader([&] { model.run(options, load, service); });
+  bool stop_asked = false;
   while (!model.done) {
-    if (!signals.came_within(100ms)) continue;
+    if (!signals.came_within(20ms)) continue;
+    stop_asked = true;
+    if (model.done) break;  // it was serving already
     // Loading cannot be broken off, and holds nothing that outlives the process.
     std::fprintf(stderr, "qwen3-moe: stopped while loading\n");
     std::fflush(nullptr);
@@ -132,8 +137,7 @@ int serve(const serve_options& options, const model_loader& load) {
               (options.names.empty() ? model.model->name : options.names.front()).c_str(), url.c_str());
   std::fflush(stdout);
 
-  while (!signals.came_within(1000ms)) {
-  }
+  while (!stop_asked) stop_asked = signals.came_within(1000ms);
   service.set_stopping();
   const auto& counters = model.runner->counters();
   std::fprintf(

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text_model.hpp"
 
+#include <utility>
+
 #include "api_error.hpp"
+#include "nibble/core/error.hpp"
 #include "text/reasoning_parser.hpp"
 
 namespace qwen3_moe {
 
 text_model text_model::load(const std::filesystem::path& folder) {
-  return {tokenizer::from_file(folder / "tokenizer.json"), chat_template::from_directory(folder)};
+  auto tokens = tokenizer::from_file(folder / "tokenizer.json");
+  try {
+    return {std::move(tokens), chat_template::from_directory(folder)};
+  } catch (const template_error& problem) {
+    throw nibble::format_error(problem.what());  // a file that breaks a rule, like any other
+  }
 }
 
 chat_prompt text_model::prompt_of(const chat_request& request) const {

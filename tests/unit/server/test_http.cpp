@@ -11,6 +11,7 @@
 using namespace qwen3_moe;
 using namespace qwen3_moe::testing;
 using namespace std::chrono_literals;
+using namespace std::string_literals;
 
 namespace {
 
@@ -114,9 +115,9 @@ TEST_CASE("http: malformed requests are 400") {
        {std::string("GET /health\r\n\r\n"), std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
         std::string("GET /health HTTP/3.0\r\nHost: localhost\r\n\r\n"),
         std::string("GET /health HTTP/1.1\nHost: localhost\n\n"),
-        std::string("GET /health HTTP/1.1\r\nHost: local\0host\r\n\r\n", 45),
+        "GET /health HTTP/1.1\r\nHost: local\0host\r\n\r\n"s,
         std::string("GET /health HTTP/1.1\r\nBad Name: x\r\n\r\n"),
-        std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11),
+        "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"s,
         std::string("GET health HTTP/1.1\r\nHost: localhost\r\n\r\n"),
         std::string("GET http://localhost/health HTTP/1.1\r\nHost: localhost\r\n\r\n"),
         std::string("OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n"),
