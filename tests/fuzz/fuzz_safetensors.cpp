@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bytes of a file → the header parser; what it accepts is read to the end.
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -14,28 +13,21 @@
 
 namespace {
 
-/// One file for the whole run, rewritten for each input.
-const std::string& scratch_path() {
-  static const std::string path = [] {
-    std::string name = (std::filesystem::temp_directory_path() / "nibble-fuzz-XXXXXX").string();
-    const int descriptor = ::mkstemp(name.data());
-    if (descriptor < 0) std::abort();
-    ::close(descriptor);
-    std::atexit([] { std::filesystem::remove(scratch_path()); });
-    return name;
-  }();
+/// A file in memory with these bytes, open for the whole run; returns its path.
+const std::string& scratch_file(const std::uint8_t* data, std::size_t size) {
+  static const int descriptor = ::memfd_create("nibble-fuzz", MFD_CLOEXEC);
+  static const std::string path = "/proc/self/fd/" + std::to_string(descriptor);
+  if (descriptor < 0 || ::ftruncate(descriptor, 0) != 0 ||
+      ::pwrite(descriptor, data, size, 0) != static_cast<ssize_t>(size))
+    std::abort();
   return path;
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  if (std::FILE* file = std::fopen(scratch_path().c_str(), "wb")) {
-    std::fwrite(data, 1, size, file);
-    std::fclose(file);
-  }
   try {
-    const nibble::io::safetensors_file file(scratch_path());
+    const nibble::io::safetensors_file file(scratch_file(data, size));
     std::uint64_t total = 0;
     for (const auto& [name, tensor] : file.tensors()) {
       std::vector<std::byte> bytes(tensor.bytes);
