@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/benchmarks.md from bench/results/<machine>/*.json."""
+import json
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+
+
+def stamp(row):
+    return f"Commit {row['commit']}, {row['date']}."
+
+
+def host_gemv(rows):
+    yield f"### Matrix-vector products, {rows[0]['cpu']}, {rows[0]['target']}"
+    yield ""
+    yield ("Weights always come from memory. `read` is a loop that only reads, in the same run, over the same buffer; share is the "
+           f"product's weight bytes per second over it. {stamp(rows[0])}")
+    yield ""
+    yield from table(["N×K", "format", "M", "threads", "µs", "GB/s", "read, GB/s", "share"],
+                     [[f"{r['n']}×{r['k']}", r["format"], r["m"], r["threads"], f"{r['us']:.1f}", f"{r['gbps']:.2f}",
+                       f"{r['read_gbps']:.2f}", f"{100 * r['share']:.0f} %"] for r in rows])
+    yield ""
+
+
+def host_model(rows):
+    yield "### The tiny model (9.9 M parameters, mixed layout)"
+    yield ""
+    yield stamp(rows[0])
+    yield ""
+    starts = [r for r in rows if r["suite"] == "start_up"]
+    runs = [r for r in rows if r["suite"] != "start_up"]
+    yield from table(["", "threads", "seconds"], [["load from page cache, checks included", r["threads"], f"{r['seconds']:.3f}"] for r in starts])
+    yield ""
+    yield from table(["", "threads", "sequences", "tokens", "tokens/s"],
+                     [[r["suite"], r["threads"], r["batch"], r["tokens"], f"{r['tokens_per_s']:.0f}"] for r in runs])
+    yield ""
+
+
+def gpu_gemv(rows):
+    first = rows[0]
+    yield f"### NVFP4, FP8 and bf16 matrix-vector kernels, {first['device']}"
+    yield ""
+    yield (f"Driver {first['driver']}, CUDA {first['cuda']}. `floor` is a kernel that only reads the same bytes, in the same run and kind "
+           f"of chain. {stamp(first)}")
+    yield ""
+    yield from table(["suite", "geometry", "M", "kernel", "chain", "µs", "floor, µs", "share", "GB/s"],
+                     [[r["suite"], r["geometry"], r["m"], r["kernel"], r["chain"], f"{r['us']:.2f}", f"{r['floor_us']:.2f}",
+                       f"{100 * r['floor_us'] / r['us']:.0f} %", f"{r['gbps']:.0f}"] for r in rows])
+    yield ""
+
+
+SECTIONS = [("host/gemv.json", host_gemv), ("host/model.json", host_model)]
+
+
+def main():
+    lines = ["# Benchmarks", "", "Written by `bench/write_tables.py` from `bench/results`; do not edit.", "",
+             "## CPU", "", "`bench/host/run.sh` measures this again.", ""]
+    for name, section in SECTIONS:
+        path = RESULTS / name
+        if path.exists():
+            lines += section(json.loads(path.read_text()))
+    for path in sorted(RESULTS.glob("*/gemv.json")):
+        if path.parent.name != "host":
+            lines += [f"## {path.parent.name.upper()}", ""] + list(gpu_gemv(json.loads(path.read_text())))
+    (ROOT / "docs" / "benchmarks.md").write_text("\n".join(lines))
+
+
+main()
