@@ -28,10 +28,6 @@ HWY_BEFORE_NAMESPACE();
 namespace nibble::host::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using f32_tag = hn::ScalableTag<float>;
-using vec = hn::Vec<f32_tag>;
-constexpr int lanes = static_cast<int>(hn::MaxLanes(f32_tag()));
-
 // x rows that share a decoded weight. Every count from 1 to this has a kernel; the order of a row's sum is
 // the same in all of them.
 constexpr int tile_m = 4;
@@ -119,6 +115,10 @@ void plain_tile(const weight_view& weight, int row, const float* const* packed, 
 }
 
 #else  // vectors
+
+using f32_tag = hn::ScalableTag<float>;
+using vec = hn::Vec<f32_tag>;
+constexpr int lanes = static_cast<int>(hn::MaxLanes(f32_tag()));
 
 template <class D>
 HWY_INLINE float sum_of(D d, vec v) {

@@ -70,6 +70,8 @@ TEST_CASE("sampling: edges of the filters keep at least one token, ties go to th
   CHECK(dense(ties, params_of(1, 0, 1, 2)) == floats{0, 0.25f, 0.25f, 0, 0.25f, 0.25f});
   CHECK(dense(ties, params_of(1, 1, 0, 1)) == floats{0, 1, 0, 0, 0, 0});
   CHECK(dense(ties, params_of(1, 0, 0.3f, 0)) == floats{0, 0.5f, 0.5f, 0, 0, 0});
+  CHECK(dense(floats(4, 0.0f), params_of(1, 0, 0.5f, 0)) ==
+        floats{0.5f, 0.5f, 0, 0});  // reached exactly: enough
   for (const int off : {0, -1, 6, 7}) CHECK(dense(ties, params_of(1, off, 1, 0))[3] > 0);
   CHECK(argmax(ties).token == 1);
   CHECK(dense({-infinity, 2, -infinity}, params_of(1, 0, 1, 0)) == floats{0, 1, 0});
