@@ -42,5 +42,7 @@ if(nibble_host_sources)
   add_library(nibble::host ALIAS nibble_host)
   set_target_properties(nibble_host PROPERTIES EXPORT_NAME host POSITION_INDEPENDENT_CODE ON)
   target_link_libraries(nibble_host PUBLIC nibble::nibble Threads::Threads PRIVATE hwy::hwy)
+  # A result must not depend on which products a compiler chooses to fuse.
+  target_compile_options(nibble_host PRIVATE -ffp-contract=off)
   nibble_own_target(nibble_host)
 endif()

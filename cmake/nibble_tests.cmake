@@ -19,7 +19,7 @@ function(nibble_add_test name)
   target_compile_definitions(test_${name} PRIVATE NIBBLE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   nibble_own_target(test_${name})
   catch_discover_tests(test_${name} TEST_PREFIX "${name}: " DISCOVERY_MODE PRE_TEST
-                       PROPERTIES SKIP_RETURN_CODE 4 LABELS "unit;${arg_LABELS}")
+                       PROPERTIES SKIP_REGULAR_EXPRESSION "nibble: test skipped:" LABELS "unit;${arg_LABELS}")
 endfunction()
 
 # nibble_add_fuzz(<name> SOURCES ... [LIBRARIES ...] CORPUS <dir>): with NIBBLE_BUILD_FUZZ a libFuzzer

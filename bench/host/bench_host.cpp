@@ -25,6 +25,7 @@
 namespace {
 
 using namespace nibble::host;
+using nibble::weight_format;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -40,10 +41,6 @@ constexpr geometry geometries[] = {
     {"in_proj_qkv", 8192, 2048}, {"out_proj", 2048, 4096},   {"gate_up", 1024, 2048},
     {"shared_down", 2048, 512},  {"expert_gate", 512, 2048},
 };
-
-const char* name_of(weight_format format) {
-  return format == weight_format::nvfp4 ? "nvfp4" : format == weight_format::fp8 ? "fp8" : "bf16";
-}
 
 /// Reads [begin, end) of 64-bit words in eight sums, a shape that compilers turn into vector loads.
 std::uint64_t read_words(const std::uint64_t* words, std::size_t begin, std::size_t end, bool ahead) {
@@ -139,8 +136,8 @@ std::string json_row(const measurement& r, const std::string& tail) {
                 "{\"suite\":\"host_gemv\",\"geometry\":\"%s\",\"n\":%d,\"k\":%d,\"m\":%d,\"format\":\"%s\","
                 "\"threads\":%d,"
                 "\"us\":%.3f,\"bytes\":%.0f,\"gbps\":%.3f,\"read_gbps\":%.3f,\"share\":%.4f",
-                r.shape.name, r.shape.n, r.shape.k, r.m, name_of(r.format), r.threads, r.seconds * 1e6,
-                r.bytes, gbps, r.read_gbps, gbps / r.read_gbps);
+                r.shape.name, r.shape.n, r.shape.k, r.m, nibble::name_of(r.format).data(), r.threads,
+                r.seconds * 1e6, r.bytes, gbps, r.read_gbps, gbps / r.read_gbps);
   return numbers + tail;
 }
 
@@ -163,8 +160,9 @@ int run(const std::string& json, int threads, std::size_t mib, const std::string
                 count == 1 ? "" : "s", read, "geometry", "N", "K", "M", "format", "us", "GB/s", "share");
     const auto take = [&](const geometry& g, weight_format format, int m) {
       const measurement r = measure(pool, buffer, g, format, m, read);
-      std::printf("%-12s %7d %5d %3d %-6s %10.1f %8.2f %5.0f%%\n", g.name, g.n, g.k, m, name_of(format),
-                  r.seconds * 1e6, r.bytes / r.seconds / 1e9, 100 * r.bytes / r.seconds / 1e9 / read);
+      std::printf("%-12s %7d %5d %3d %-6s %10.1f %8.2f %5.0f%%\n", g.name, g.n, g.k, m,
+                  nibble::name_of(format).data(), r.seconds * 1e6, r.bytes / r.seconds / 1e9,
+                  100 * r.bytes / r.seconds / 1e9 / read);
       std::fflush(stdout);
       rows.push_back(r);
     };

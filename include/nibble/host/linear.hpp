@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <nibble/geometry/geometry.hpp>
 #include <nibble/host/thread_pool.hpp>
 
 namespace nibble::host {
@@ -37,8 +38,6 @@ struct bf16_view {
   int n = 0;
   int k = 0;
 };
-
-enum class weight_format { nvfp4, fp8, bf16 };
 
 /// Any of the three. A default-made one is empty (n = k = 0).
 struct weight_view {

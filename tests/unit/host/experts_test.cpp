@@ -8,7 +8,7 @@
 using namespace kernel_test;
 using nibble::host::expert_weights;
 using nibble::host::thread_pool;
-using nibble::host::weight_format;
+using nibble::weight_format;
 using nibble::ref::widen;
 
 namespace {

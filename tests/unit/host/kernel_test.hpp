@@ -116,9 +116,9 @@ struct random_weight {
 };
 
 /// `scale` is the size of the values. NVFP4 blocks take every scale byte but NaN, negative and subnormal too.
-inline random_weight make_weight(random_source& random, nibble::host::weight_format format, int n, int k,
+inline random_weight make_weight(random_source& random, nibble::weight_format format, int n, int k,
                                  float scale) {
-  using nibble::host::weight_format;
+  using nibble::weight_format;
   random_weight w;
   const std::size_t values = static_cast<std::size_t>(n) * static_cast<std::size_t>(k);
   if (format == weight_format::nvfp4) {
@@ -149,8 +149,8 @@ inline random_weight make_weight(random_source& random, nibble::host::weight_for
   return w;
 }
 
-inline const char* format_name(nibble::host::weight_format format) {
-  using nibble::host::weight_format;
+inline const char* format_name(nibble::weight_format format) {
+  using nibble::weight_format;
   return format == weight_format::nvfp4 ? "nvfp4" : format == weight_format::fp8 ? "fp8" : "bf16";
 }
 

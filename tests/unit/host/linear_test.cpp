@@ -3,7 +3,7 @@
 
 using namespace kernel_test;
 using nibble::host::thread_pool;
-using nibble::host::weight_format;
+using nibble::weight_format;
 
 namespace {
 

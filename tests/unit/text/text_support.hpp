@@ -65,21 +65,7 @@ std::string message_of(Action action) {
   return "";
 }
 
-/// Ends the running test case as skipped, with a word why. Catch2 2 cannot skip: there the program ends with
-/// the code that CTest takes for skipped when it runs this one case alone, and otherwise only says so; return
-/// after the call.
-inline void skip_case(const std::string& why) {
-#ifdef SKIP
-  SKIP(why);
-#else
-  std::printf("skipped: %s\n", why.c_str());
-  std::ifstream in("/proc/self/cmdline", std::ios::binary);
-  std::size_t arguments = 0;
-  for (std::string argument; std::getline(in, argument, '\0');) ++arguments;
-  std::fflush(stdout);
-  if (arguments == 2) std::_Exit(4);
-#endif
-}
+using nibble::test::skip_case;
 
 /// SplitMix64 (Steele, Lea and Flood 2014), as in tests/oracles.
 class random_numbers {
