@@ -140,14 +140,14 @@ parsed_config parse_config(std::string_view config_text, std::string_view quanti
 }
 
 parsed_config read_config(const std::filesystem::path& folder) {
-  if (!std::filesystem::is_directory(folder))
-    throw nibble::format_error(folder.string() +
-                               ": not a folder; give the folder of a Hugging Face checkpoint");
+  std::error_code unreadable;
+  if (!std::filesystem::is_directory(folder, unreadable))
+    throw nibble::format_error(folder.string() + ": not a folder" +
+                               (unreadable ? ": " + unreadable.message() : "") +
+                               "; give the folder of a Hugging Face checkpoint");
   const auto path = folder / "config.json";
-  const auto quantization_path = folder / "hf_quant_config.json";
-  const std::string quantization = std::filesystem::exists(quantization_path)
-                                       ? nibble::io::file::read_text(quantization_path, config_limit_bytes)
-                                       : "";
+  const auto quantization =
+      nibble::io::file::read_optional_text(folder / "hf_quant_config.json", config_limit_bytes).value_or("");
   return parse_config(nibble::io::file::read_text(path, config_limit_bytes), quantization, path.string());
 }
 
@@ -198,9 +198,9 @@ generation_defaults parse_generation_defaults(std::string_view generation_text, 
 
 generation_defaults read_generation_defaults(const std::filesystem::path& folder, int vocab_size) {
   const auto path = folder / "generation_config.json";
-  const std::string text =
-      std::filesystem::exists(path) ? nibble::io::file::read_text(path, config_limit_bytes) : std::string();
-  return parse_generation_defaults(text,
+  const auto text = nibble::io::file::read_optional_text(path, config_limit_bytes);
+  if (text && text->empty()) throw nibble::format_error(path.string() + ": is empty");
+  return parse_generation_defaults(text.value_or(""),
                                    nibble::io::file::read_text(folder / "config.json", config_limit_bytes),
                                    vocab_size, path.string());
 }

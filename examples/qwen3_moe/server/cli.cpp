@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -297,6 +298,9 @@ int run_command_line(int argc, const char* const* argv) try {
   if (info_command->parsed()) return info(info_folder);
   return run_verify(model, reference, tolerance);
 } catch (const nibble::format_error& problem) {
+  std::fprintf(stderr, "qwen3-moe: %s\n", problem.what());
+  return exit_usage;
+} catch (const std::filesystem::filesystem_error& problem) {  // a path that cannot be followed
   std::fprintf(stderr, "qwen3-moe: %s\n", problem.what());
   return exit_usage;
 } catch (const std::bad_alloc&) {

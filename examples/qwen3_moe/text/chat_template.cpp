@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <boost/json.hpp>
-#include <fstream>
 
 #include "jinja/interpreter.hpp"
 #include "jinja/parser.hpp"
+#include "nibble/io/file.hpp"
 #include "quote.hpp"
 
 namespace qwen3_moe {
@@ -52,21 +52,6 @@ jinja::value convert(const json::value& v, std::size_t left) {
   for (const auto& [key, x] : v.get_object())
     m->set(jinja::value::string(std::string(key), false), convert(x, left - 1));
   return jinja::value(std::shared_ptr<const jinja::mapping>(std::move(m)));
-}
-
-std::optional<std::string> read_file(const std::filesystem::path& path, std::size_t most_bytes) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return std::nullopt;
-  std::string out;
-  char block[1 << 14];
-  while (in.read(block, sizeof block) || in.gcount() > 0) {
-    out.append(block, static_cast<std::size_t>(in.gcount()));
-    if (out.size() > most_bytes)
-      throw nibble::format_error(path.string() + ": has more than the limit of " +
-                                 std::to_string(most_bytes) + " bytes");
-  }
-  if (in.bad()) throw nibble::format_error(path.string() + ": cannot be read");
-  return out;
 }
 
 // A token in tokenizer_config.json: a string, or an object with its content.
@@ -144,8 +129,9 @@ chat_template chat_template::from_directory(const std::filesystem::path& model,
                                             const template_options& options) {
   const std::filesystem::path jinja_path = model / "chat_template.jinja",
                               config_path = model / "tokenizer_config.json";
-  std::optional<std::string> source = read_file(jinja_path, options.source_bytes);
-  const std::optional<std::string> text = read_file(config_path, std::size_t{16} << 20);
+  std::optional<std::string> source = nibble::io::file::read_optional_text(jinja_path, options.source_bytes);
+  const std::optional<std::string> text =
+      nibble::io::file::read_optional_text(config_path, std::size_t{16} << 20);
   if (!source && !text)
     throw nibble::format_error(model.string() +
                                ": has neither chat_template.jinja nor tokenizer_config.json");

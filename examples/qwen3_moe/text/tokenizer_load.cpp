@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <boost/json.hpp>
-#include <fstream>
 #include <utility>
 
 #include "byte_level.hpp"
 #include "nibble/core/error.hpp"
+#include "nibble/io/file.hpp"
 #include "quote.hpp"
 #include "tokenizer.hpp"
 #include "unicode.hpp"
@@ -297,15 +297,7 @@ tokenizer tokenizer::from_json(std::string_view json, std::string_view name, con
 }
 
 tokenizer tokenizer::from_file(const std::filesystem::path& path, const tokenizer_limits& limits) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw nibble::format_error(path.string() + ": cannot be opened for reading");
-  std::string text;
-  std::vector<char> block(std::size_t{1} << 16);
-  while (in.read(block.data(), static_cast<std::streamsize>(block.size())) || in.gcount() > 0) {
-    text.append(block.data(), static_cast<std::size_t>(in.gcount()));
-    if (text.size() > limits.file_bytes) break;  // from_json() refuses it
-  }
-  if (in.bad()) throw nibble::format_error(path.string() + ": cannot be read");
+  const std::string text = nibble::io::file::read_text(path, limits.file_bytes);
   return from_json(text, path.string(), limits);
 }
 

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "nibble/core/checked.hpp"
@@ -47,12 +48,15 @@ class checkpoint {
   static constexpr std::uint64_t index_limit_bytes = 100'000'000;
 
   explicit checkpoint(const std::filesystem::path& folder) : folder_(folder) {
-    if (!std::filesystem::is_directory(folder)) throw format_error(folder.string() + ": not a folder");
+    std::error_code unreadable;
+    if (!std::filesystem::is_directory(folder, unreadable))
+      throw format_error(folder.string() + ": not a folder" +
+                         (unreadable ? ": " + unreadable.message() : ""));
     const auto index_path = folder / "model.safetensors.index.json";
     const auto single_path = folder / "model.safetensors";
-    if (std::filesystem::exists(index_path))
+    if (file::listed(index_path))
       open_shards(index_path);
-    else if (std::filesystem::exists(single_path))
+    else if (file::listed(single_path))
       open_single(single_path);
     else
       throw format_error(
@@ -117,11 +121,12 @@ class checkpoint {
     std::string missing;
     for (const auto& [name, shard] : index.shard_of) opened.emplace(shard, 0);
     for (const auto& [shard, unused] : opened)
-      if (!std::filesystem::is_regular_file(folder_ / shard))
+      if (std::error_code failure;
+          std::filesystem::status(folder_ / shard, failure).type() == std::filesystem::file_type::not_found)
         missing += (missing.empty() ? "" : ", ") + shard;
     if (!missing.empty())
       throw format_error(what + ": lists shards that are not in the folder: " + missing + "; download them");
-    const auto real_folder = std::filesystem::canonical(folder_);
+    const auto real_folder = canonical(folder_);
     for (auto& [shard, position] : opened) {
       check_inside(real_folder, shard);
       position = files_.size();
@@ -147,9 +152,16 @@ class checkpoint {
     if (file_of_.empty()) throw format_error(what + ": lists no tensors");
   }
 
+  static std::filesystem::path canonical(const std::filesystem::path& path) {
+    std::error_code failure;
+    auto real = std::filesystem::canonical(path, failure);
+    if (failure) throw format_error(path.string() + ": cannot be opened: " + failure.message());
+    return real;
+  }
+
   /// A link inside the folder is fine where it stays inside; the hub's own cache links into ../../blobs.
   void check_inside(const std::filesystem::path& real_folder, const std::string& shard) const {
-    const auto real = std::filesystem::canonical(folder_ / shard);
+    const auto real = canonical(folder_ / shard);
     const auto blobs = real_folder.parent_path().parent_path() / "blobs";
     if (real.parent_path() != real_folder && real.parent_path() != blobs)
       throw format_error((folder_ / shard).string() + ": is a link to " + real.string() +
@@ -161,8 +173,10 @@ class checkpoint {
       for (const auto& [name, entry] : files_[position]->tensors())
         if (!index.shard_of.contains(name))
           warnings_.push_back(shard + " holds " + name + ", which the index does not list; it is not used");
-    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
-      const std::string name = entry.path().filename().string();
+    std::error_code failure;  // a folder that may be entered but not listed has nothing to report
+    for (std::filesystem::directory_iterator entry(folder_, failure), end; !failure && entry != end;
+         entry.increment(failure)) {
+      const std::string name = entry->path().filename().string();
       if (name.ends_with(".safetensors") && !opened.contains(name))
         warnings_.push_back(name +
                             " is in the folder, but the index does not list it; its tensors are not used");

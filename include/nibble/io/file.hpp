@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -77,6 +78,21 @@ class file {
       mapping_ = address;
     }
     return {static_cast<const std::byte*>(mapping_), bytes_};
+  }
+
+  /// Whether the folder lists `path`, be it a file, a folder or a link to nothing: whatever is listed should
+  /// be opened, so that its own error tells what is wrong, and never be taken for missing. Where even that
+  /// cannot be told the answer is true, for the same reason. Never throws.
+  [[nodiscard]] static bool listed(const std::filesystem::path& path) noexcept {
+    struct stat status {};
+    return ::lstat(path.c_str(), &status) == 0 || (errno != ENOENT && errno != ENOTDIR);
+  }
+
+  /// Text of a small file, or nothing where the folder lists no such file. Throws as read_text() does.
+  [[nodiscard]] static std::optional<std::string> read_optional_text(const std::filesystem::path& path,
+                                                                     std::uint64_t limit_bytes) {
+    if (!listed(path)) return std::nullopt;
+    return read_text(path, limit_bytes);
   }
 
   /// Text of a small file; refuses one of more than `limit_bytes`.

@@ -63,6 +63,32 @@ TEST_CASE("C039: every shard of the index must be there") {
   CHECK(has(complaint_of(folder), "has 0 bytes"));
 }
 
+TEST_CASE("links that lead nowhere are told as such") {
+  const temporary_folder folder;
+  const auto link = [&](const char* name, const char* target) {
+    std::filesystem::remove(folder.path() / name);
+    std::filesystem::create_symlink(target, folder.path() / name);
+  };
+  write_shard(folder, "model.safetensors", "a", 1);
+  for (const char* target : {"nowhere", "model.safetensors.index.json"}) {
+    link("model.safetensors.index.json", target);
+    CHECK(has(complaint_of(folder), "model.safetensors.index.json: cannot be opened"));
+  }
+  std::filesystem::remove(folder.path() / "model.safetensors.index.json");
+  CHECK(complaint_of(folder) == "");
+  for (const char* target : {"nowhere", "model.safetensors"}) {
+    link("model.safetensors", target);
+    CHECK(has(complaint_of(folder), "model.safetensors: cannot be opened"));
+  }
+  write_index(folder, R"({"a":"s.safetensors"})");
+  link("s.safetensors", "s.safetensors");
+  CHECK(has(complaint_of(folder), "s.safetensors: cannot be opened"));
+  link("s.safetensors", "nowhere");
+  CHECK(has(complaint_of(folder), "not in the folder: s.safetensors"));
+  link("self", "self");
+  CHECK(has(message_of<format_error>([&] { checkpoint opened(folder.path() / "self"); }), "not a folder"));
+}
+
 TEST_CASE("C040: a tensor the index promises and the shard lacks is known as such") {
   const temporary_folder folder;
   write_shard(folder, "m.safetensors", "a", 1);

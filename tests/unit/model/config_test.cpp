@@ -207,6 +207,21 @@ TEST_CASE("generation defaults") {
   CHECK_THROWS_AS(parse_generation(R"({"temperature":-1})"), format_error);
   CHECK_THROWS_AS(parse_generation(R"({"top_p":1.5})"), format_error);
   CHECK_THROWS_AS(parse_generation("[]"), format_error);
+  // Only a file that is not listed is missing; whatever is in its place otherwise is told.
+  const nibble::test::temporary_folder folder;
+  folder.write("config.json", R"({"eos_token_id":5})");
+  const auto read = [&] {
+    return message_of<format_error>([&] { (void)read_generation_defaults(folder.path(), 10); });
+  };
+  CHECK(read() == "");
+  folder.write("generation_config.json", "");
+  CHECK(has(read(), "generation_config.json: is empty"));
+  const auto path = folder.path() / "generation_config.json";
+  for (const char* target : {"nowhere", "generation_config.json"}) {
+    std::filesystem::remove(path);
+    std::filesystem::create_symlink(target, path);
+    CHECK(has(read(), "generation_config.json: cannot be opened"));
+  }
 }
 
 TEST_CASE("Qwen3-MoE has plain attention and norms") {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whole chat templates against jinja2 (tests/oracles/text_prompts.py), reference prompts, and prompts as
 // token ids.
+#include <sys/stat.h>
+
 #include <cstdio>
 
 #include "text/chat_template.hpp"
@@ -212,5 +214,17 @@ TEST_CASE("where a template comes from") {
   CHECK(load().render({}, nullptr, false).segments.size() == 1);
   put("chat_template.jinja", "file{{ eos_token }}\n");
   CHECK(load().render({}, nullptr, false).text == "file</s>");
+  // A file that is there in name only is told, never passed over for the other one.
+  for (const char* name : {"chat_template.jinja", "tokenizer_config.json"}) {
+    const auto path = folder / name;
+    std::filesystem::remove(path);
+    std::filesystem::create_symlink("nowhere", path);
+    CHECK(has(error(), std::string(name) + ": cannot be opened"));
+    std::filesystem::remove(path);
+    REQUIRE(::mkfifo(path.c_str(), 0600) == 0);  // opening it must not wait for a writer
+    CHECK(has(error(), std::string(name) + ": not a regular file"));
+    std::filesystem::remove(path);
+    put(name, name[0] == 'c' ? "x" : "{}");
+  }
   std::filesystem::remove_all(folder);
 }

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Malformed and unsupported tokenizer.json files: each has its sentence.
+#include <sys/stat.h>
+
+#include <filesystem>
 #include <functional>
 
 #include "nibble/core/error.hpp"
+#include "support/temporary_folder.hpp"
 #include "text_support.hpp"
 
 using namespace qwen3_moe;
@@ -49,6 +53,16 @@ TEST_CASE("text that is no tokenizer") {
   contains(error(deep), "not valid JSON");
   contains(message_of<nibble::format_error>([] { tokenizer::from_file("/nonexistent/tokenizer.json"); }),
            "/nonexistent/tokenizer.json: cannot be opened");
+  const nibble::test::temporary_folder folder;
+  const auto path = folder.path() / "tokenizer.json";
+  const auto refused = [&] {
+    return message_of<nibble::format_error>([&] { (void)tokenizer::from_file(path); });
+  };
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);  // opening it must not wait for a writer
+  contains(refused(), "not a regular file");
+  std::filesystem::remove(path);
+  std::filesystem::create_directory(path);
+  contains(refused(), "not a regular file");
   contains(message_of<nibble::format_error>([] { tokenizer::from_json("{}", "f", {.file_bytes = 1}); }),
            "more than the limit of 1");
 }
