@@ -2,8 +2,11 @@
 #include "scheduler.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <utility>
+
+#include "nibble/core/error.hpp"
 
 namespace qwen3_moe {
 namespace {
@@ -22,8 +25,13 @@ scheduler::scheduler(model_runner& runner, const scheduler_options& options, eng
       prefill_chunk_tokens_(options.prefill_chunk_tokens > 0
                                 ? std::min(options.prefill_chunk_tokens, limits_.step_tokens)
                                 : limits_.step_tokens),
+      unnamed_tokens_(options.unnamed_tokens),
       pages_(limits_.pages),
       slots_(limits_.slots) {
+  for (const auto id : unnamed_tokens_)
+    if (id < 0 || id >= limits_.vocab_size)
+      throw nibble::error("unnamed token " + std::to_string(id) + " is outside the vocabulary of " +
+                          std::to_string(limits_.vocab_size));
   // A step holds at most one wanted row a sequence; the buffer is made once.
   logits_.resize(static_cast<std::size_t>(limits_.vocab_size) *
                  static_cast<std::size_t>(std::min(max_running_, limits_.step_tokens)));
@@ -176,7 +184,10 @@ void scheduler::run(std::vector<share>& shares) {
     counters_.prompt_tokens.fetch_add(static_cast<std::uint64_t>(prompt_part), std::memory_order_relaxed);
     item->position_ += tokens;
     item->last_served_ = ++tick_;  // a number of its own, so that turns rotate within a step too
-    if (item->pending() == 0) deliver(*item, std::span(logits_).subspan(vocab * row++, vocab));
+    if (item->pending() != 0) continue;
+    const auto logits = std::span(logits_).subspan(vocab * row++, vocab);
+    for (const auto id : unnamed_tokens_) logits[static_cast<std::size_t>(id)] = -HUGE_VALF;
+    deliver(*item, logits);
   }
 }
 

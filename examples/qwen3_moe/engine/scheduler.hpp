@@ -19,6 +19,8 @@ namespace qwen3_moe {
 struct scheduler_options {
   int max_running = 0;           ///< most sequences at once; 0 means the runner's slots
   int prefill_chunk_tokens = 0;  ///< most prompt tokens of one sequence in a step; 0 means the step's limit
+  /// Ids that are never drawn: rows of the LM head that no token stands for. At least one id must remain.
+  std::vector<std::int32_t> unnamed_tokens{};
 };
 
 /// Runs sequences over a model_runner. Belongs to one thread.
@@ -80,6 +82,7 @@ class scheduler {
   int context_tokens_;
   int max_running_;
   int prefill_chunk_tokens_;
+  std::vector<std::int32_t> unnamed_tokens_;
   kv_page_pool pages_;
   slot_pool slots_;
   std::deque<std::shared_ptr<generation>> waiting_;   // by arrival

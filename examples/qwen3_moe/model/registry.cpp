@@ -41,7 +41,7 @@ runner_limits limits_for(const model_config& config, int max_positions, const lo
   limits.vocab_size = config.vocab_size;
   limits.context_tokens = options.context_tokens == 0 ? std::min(max_positions, default_context_limit_tokens)
                                                       : options.context_tokens;
-  check("context", limits.context_tokens, 1, max_positions);
+  check("context", limits.context_tokens, 2, max_positions);  // one token in, one out
   check("max-running", options.max_running, 1, 1024);
   check("step tokens", options.step_tokens, 1, 1 << 16);
   check("page tokens", options.page_tokens, 1, 1024);

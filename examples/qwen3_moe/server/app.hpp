@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chat_request.hpp"
+#include "engine/engine.hpp"
 #include "engine/model_runner.hpp"
 #include "http_server.hpp"
 #include "text_model.hpp"
@@ -38,6 +39,9 @@ struct app_model {
   std::string name;
   std::vector<std::string> notes;  ///< lines for a person: what was loaded, on which device and why
 };
+
+/// What an engine must know of the model's text side: ids that no token of the tokenizer stands for.
+[[nodiscard]] engine_options engine_options_for(const app_model& model);
 
 /// May take long. Throws nibble::error.
 using model_loader = std::function<std::unique_ptr<app_model>()>;

@@ -101,7 +101,7 @@ class shower {
 int chat(const talk_options& options, const model_loader& load) {
   const bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
   const auto model = load();
-  engine target(*model->runner, {});
+  engine target(*model->runner, engine_options_for(*model));
   if (terminal) {
     for (const auto& note : model->notes) std::fprintf(stderr, "%s\n", note.c_str());
     std::fprintf(stderr,
@@ -158,7 +158,7 @@ int chat(const talk_options& options, const model_loader& load) {
 
 int complete(const std::string& prompt, const talk_options& options, const model_loader& load) {
   const auto model = load();
-  engine target(*model->runner, {});
+  engine target(*model->runner, engine_options_for(*model));
   const interrupt_guard guard;
   const bool terminal = isatty(STDOUT_FILENO);
   auto ids = model->text.tokens().encode(prompt, added_tokens_mode::all);

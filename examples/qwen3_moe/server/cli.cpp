@@ -13,6 +13,7 @@
 #include "app.hpp"
 #include "model/registry.hpp"
 #include "nibble/core/error.hpp"
+#include "one_line.hpp"
 
 namespace qwen3_moe {
 namespace {
@@ -21,6 +22,9 @@ constexpr const char* exit_codes =
     "Exit codes: 0 all well, 1 verify found differences past the tolerance, 2 bad options, files or "
     "addresses,\n"
     "3 something failed while it ran.";
+
+// Every way out on a fault writes one line, whatever the file or option that it quotes holds.
+void report(std::string_view problem) { std::fprintf(stderr, "qwen3-moe: %s\n", one_line(problem).c_str()); }
 
 struct model_options {
   std::string folder;
@@ -51,6 +55,12 @@ std::unique_ptr<app_model> load(const model_options& options) {
   auto text = text_model::load(options.folder);
   std::shared_ptr<loaded_model> loaded = load_model(options.folder, options.load);
   auto& runner = loaded->runner();
+  const auto rows = static_cast<std::size_t>(runner.limits().vocab_size);
+  if (static_cast<std::size_t>(text.tokens().vocab_size()) > rows)
+    throw nibble::format_error((std::filesystem::path(options.folder) / "tokenizer.json").string() +
+                               ": has the token id " + std::to_string(text.tokens().vocab_size() - 1) +
+                               ", but the model's vocabulary ends at " + std::to_string(rows - 1) +
+                               "; take the tokenizer of this checkpoint");
   auto model = std::make_unique<app_model>(loaded, runner, std::move(text));
   const auto& defaults = loaded->generation;
   model->sampling = {.temperature = defaults.do_sample ? defaults.temperature : 0,
@@ -72,7 +82,7 @@ std::unique_ptr<app_model> load(const model_options& options) {
                       " answers at once; KV cache " +
                       std::to_string(static_cast<std::int64_t>(limits.pages) * limits.page_tokens) +
                       " tokens"};
-  for (const auto& warning : loaded->warnings) model->notes.push_back("warning: " + warning);
+  for (const auto& warning : loaded->warnings) model->notes.push_back(one_line("warning: " + warning));
   return model;
 }
 
@@ -164,7 +174,8 @@ int info(const std::string& folder) {
     std::printf("  runs as      %s\n",
                 summary.model ? std::string(summary.model->name).c_str()
                               : "no compiled model fits; build with -DNIBBLE_MODELS=PATH/config.json");
-    for (const auto& warning : summary.warnings) std::printf("  warning      %s\n", warning.c_str());
+    for (const auto& warning : summary.warnings)
+      std::printf("  warning      %s\n", one_line(warning).c_str());
   }
   std::printf("Models compiled into this program:\n");
   for (const auto& model : compiled_models())
@@ -274,7 +285,7 @@ int run_command_line(int argc, const char* const* argv) try {
   } catch (const CLI::CallForVersion& request) {
     return app.exit(request);
   } catch (const CLI::ParseError& problem) {
-    std::fprintf(stderr, "qwen3-moe: %s; see qwen3-moe --help\n", problem.what());
+    report(std::string(problem.what()) + "; see qwen3-moe --help");
     return exit_usage;
   }
 
@@ -298,16 +309,16 @@ int run_command_line(int argc, const char* const* argv) try {
   if (info_command->parsed()) return info(info_folder);
   return run_verify(model, reference, tolerance);
 } catch (const nibble::format_error& problem) {
-  std::fprintf(stderr, "qwen3-moe: %s\n", problem.what());
+  report(problem.what());
   return exit_usage;
 } catch (const std::filesystem::filesystem_error& problem) {  // a path that cannot be followed
-  std::fprintf(stderr, "qwen3-moe: %s\n", problem.what());
+  report(problem.what());
   return exit_usage;
 } catch (const std::bad_alloc&) {
   std::fprintf(stderr, "qwen3-moe: not enough memory; a smaller --context or --max-running needs less\n");
   return exit_runtime;
 } catch (const std::exception& problem) {
-  std::fprintf(stderr, "qwen3-moe: %s\n", problem.what());
+  report(problem.what());
   return exit_runtime;
 }
 

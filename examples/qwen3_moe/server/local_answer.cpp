@@ -5,12 +5,26 @@
 #include <condition_variable>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "app.hpp"
 #include "nibble/core/error.hpp"
 
 namespace qwen3_moe {
+
+engine_options engine_options_for(const app_model& model) {
+  engine_options options;
+  const auto& tokens = model.text.tokens();
+  for (std::int32_t id = 0; id < model.runner->limits().vocab_size; ++id)
+    if (!tokens.contains(id)) options.scheduler.unnamed_tokens.push_back(id);
+  if (options.scheduler.unnamed_tokens.size() == static_cast<std::size_t>(model.runner->limits().vocab_size))
+    throw nibble::format_error("tokenizer.json names none of the model's " +
+                               std::to_string(model.runner->limits().vocab_size) +
+                               " tokens; it belongs to another checkpoint");
+  return options;
+}
 namespace {
 
 struct waiting_sink : generation_sink {

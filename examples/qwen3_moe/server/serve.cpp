@@ -66,8 +66,9 @@ struct loading {
   void run(const serve_options& options, const model_loader& load, api_service& service) {
     try {
       model = load();
-      runner = std::make_unique<engine>(*model->runner,
-                                        engine_options{.max_queued = options.max_queued, .scheduler = {}});
+      auto engine_settings = engine_options_for(*model);
+      engine_settings.max_queued = options.max_queued;
+      runner = std::make_unique<engine>(*model->runner, engine_settings);
       auto served = std::make_shared<served_model>();
       served->names = options.names.empty() ? std::vector{model->name} : options.names;
       served->text = &model->text;

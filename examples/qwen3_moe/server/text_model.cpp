@@ -12,9 +12,25 @@ namespace qwen3_moe {
 text_model text_model::load(const std::filesystem::path& folder) {
   auto tokens = tokenizer::from_file(folder / "tokenizer.json");
   try {
-    return {std::move(tokens), chat_template::from_directory(folder)};
+    text_model model(std::move(tokens), chat_template::from_directory(folder));
+    model.check_template();
+    return model;
   } catch (const template_error& problem) {
     throw nibble::format_error(problem.what());  // a file that breaks a rule, like any other
+  }
+}
+
+// Much of what is wrong with a template shows only when it runs; better now than in every answer.
+void text_model::check_template() const {
+  const json::array greeting{json::object{{"role", "user"}, {"content", "Hello"}}};
+  const auto fail = [&](const std::string& why) {
+    throw nibble::format_error("the chat template cannot render one message of a user: " + why);
+  };
+  try {
+    const auto rendered = form_.render(greeting, nullptr, true);
+    if (tokens_.encode(rendered).empty()) fail(form_.name() + " makes an empty prompt of it");
+  } catch (const template_error& problem) {
+    fail(problem.what());
   }
 }
 

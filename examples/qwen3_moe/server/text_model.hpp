@@ -26,7 +26,8 @@ class text_model {
  public:
   text_model(tokenizer tokens, chat_template form) : tokens_(std::move(tokens)), form_(std::move(form)) {}
 
-  /// Reads tokenizer.json and the template of a checkpoint. Throws nibble::error.
+  /// Reads tokenizer.json and the template of a checkpoint, and tries the template on one message. Throws
+  /// nibble::error.
   static text_model load(const std::filesystem::path& folder);
 
   /// Special tokens exist only where the template wrote them. Throws api_error 400 when the template refuses
@@ -35,6 +36,8 @@ class text_model {
   const tokenizer& tokens() const { return tokens_; }
 
  private:
+  void check_template() const;
+
   tokenizer tokens_;
   chat_template form_;
 };

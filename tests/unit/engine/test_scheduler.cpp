@@ -302,3 +302,19 @@ TEST_CASE("six hundred requests with random cancels leave pages and slots as the
   CHECK(counters.queued == 0);
   CHECK(target.idle());
 }
+
+TEST_CASE("ids without a token are never drawn, likely as they may be") {
+  const auto request = request_of(3, 9, 30);
+  const auto plain = alone(request);
+  fake_runner runner(small_limits());
+  engine_counters counters;
+  const std::int32_t unwanted = plain.front();
+  scheduler target(runner, {.unnamed_tokens = {unwanted}}, counters);
+  const auto item = add(target, request);
+  run_all(target);
+  CHECK(item.sink->tokens.size() == plain.size());
+  CHECK(std::count(item.sink->tokens.begin(), item.sink->tokens.end(), unwanted) == 0);
+  CHECK_THROWS_AS(scheduler(runner, {.unnamed_tokens = {-1}}, counters), nibble::error);
+  CHECK_THROWS_AS(scheduler(runner, {.unnamed_tokens = {small_limits().vocab_size}}, counters),
+                  nibble::error);
+}
