@@ -25,6 +25,7 @@ struct quantization_rules {
 
   /// What to say about the modules a pattern names. Plain names, of which there are hundreds, are looked up.
   struct entries {
+    static constexpr std::size_t pattern_limit = 256;
     void add(const name_pattern& pattern, weight_format format);
     /// Tries each of `names`, all of which stand for one module.
     [[nodiscard]] std::optional<weight_format> find(std::span<const std::string> names) const;

@@ -6,6 +6,9 @@
 namespace qwen3_moe {
 
 name_pattern::name_pattern(std::string_view text) : text_(text) {
+  if (text.size() > length_limit)
+    throw nibble::format_error("module pattern of " + std::to_string(text.size()) +
+                               " characters, the limit is " + std::to_string(length_limit));
   if (text.starts_with("re:")) {
     parse_expression(text.substr(3));
     return;

@@ -19,6 +19,8 @@ namespace qwen3_moe {
 /// Matching costs at most name × pattern steps, and about name steps for patterns met in practice.
 class name_pattern {
  public:
+  static constexpr std::size_t length_limit = 512;
+
   explicit name_pattern(std::string_view text);
   [[nodiscard]] bool matches(std::string_view name) const;
   [[nodiscard]] const std::string& text() const { return text_; }

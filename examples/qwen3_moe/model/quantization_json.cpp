@@ -121,10 +121,16 @@ std::string_view without_prefix(std::string_view module) {
 }  // namespace
 
 void quantization_rules::entries::add(const name_pattern& pattern, weight_format format) {
-  if (const auto name = pattern.plain_name())
+  if (const auto name = pattern.plain_name()) {
     plain_.insert_or_assign(std::string(without_prefix(*name)), format);
-  else
-    patterns_.emplace_back(pattern, format);
+    return;
+  }
+  // Every module is held against every pattern, so their number is bounded; real lists have under 20.
+  if (patterns_.size() == pattern_limit)
+    throw nibble::format_error("the quantisation configuration has more than " +
+                               std::to_string(pattern_limit) +
+                               " module patterns; write the modules out instead");
+  patterns_.emplace_back(pattern, format);
 }
 
 std::optional<weight_format> quantization_rules::entries::find(std::span<const std::string> names) const {

@@ -114,6 +114,21 @@ TEST_CASE("C045: what a quantised layer cannot be is refused") {
             "mixed formats are not supported"));
 }
 
+TEST_CASE("the number of module patterns is bounded, that of plain names is not") {
+  const auto with = [](std::size_t count, const std::string& end) {
+    return complaint([&](auto& top, auto&) {
+      json::array ignore;
+      for (std::size_t i = 0; i < count; ++i)
+        ignore.push_back(json::string("module." + std::to_string(i) + end));
+      top["quantization_config"] = {
+          {"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}, {"ignore", ignore}};
+    });
+  };
+  CHECK(with(5000, "") == "");
+  CHECK(with(256, "*") == "");
+  CHECK(has(with(257, "*"), "more than 256 module patterns"));
+}
+
 TEST_CASE("C053: layer kinds from the list, the interval, or both in agreement") {
   json::value config = tiny();
   auto& text = config.at("text_config").as_object();

@@ -65,4 +65,5 @@ TEST_CASE("matching does not blow up") {
   std::string hard = "re:";
   for (int i = 0; i < 100; ++i) hard += ".*a";
   CHECK_FALSE(name_pattern(hard + "b$").matches(name));
+  CHECK_THROWS_AS(name_pattern(std::string(name_pattern::length_limit + 1, 'a')), nibble::format_error);
 }
