@@ -4,8 +4,8 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
-#include <nibble/core/config.hpp>
 
 namespace nibble {
 
@@ -14,7 +14,7 @@ struct linear_map {
   std::array<std::uint32_t, 32> columns{};
   bool invertible = true;
 
-  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::uint32_t operator()(std::uint32_t word) const {
+  [[nodiscard]] constexpr std::uint32_t operator()(std::uint32_t word) const {
     std::uint32_t out = 0;
     for (int b = 0; b < 32; ++b) out ^= (word >> b & 1u) != 0 ? columns[static_cast<std::size_t>(b)] : 0u;
     return out;

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "nibble/core/config.hpp"
 #include "nibble/geometry/geometry.hpp"
 
 namespace nibble {
@@ -26,7 +27,7 @@ enum class row_order : std::uint8_t {
   gate_up,   ///< two equal segments: fragment row g is gate row 8 tile + g, row g + 8 the same row of up
 };
 
-[[nodiscard]] constexpr std::size_t tile_bytes(weight_format format) {
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t tile_bytes(weight_format format) {
   switch (format) {
     case weight_format::bf16:
       return 4096;

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Validate, select, launch.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+
+#include "nibble/core/launch.cuh"
+#include "nibble/nvfp4/gemv_kernel.cuh"
+#include "nibble/nvfp4/gemv_policy.hpp"
+
+namespace nibble {
+
+/// One matrix-vector product with a policy of one's own choosing: m is at most policy.columns.
+template <resident_layout Layout, gemv_policy Policy, class Epilogue>
+status launch_gemv_with(const gemv_params<Epilogue>& p, const launch_options& options) {
+  static_assert(
+      Layout.valid(),
+      "a resident matrix has positive sizes, K a multiple of 16, and for gate|up two equal row segments");
+  static_assert(Layout.order == Epilogue::order,
+                "the epilogue needs the weights packed in another row order");
+  static_assert(compatible(Layout, Policy), "the policy cannot serve this layout");
+  static constexpr const char* where = "nibble::gemv";
+  if (p.tiles == nullptr || reinterpret_cast<std::uintptr_t>(p.tiles) % tile_alignment_bytes != 0)
+    return status::invalid(where, "the weight tiles need an address that is a multiple of 128");
+  if (p.x == nullptr || reinterpret_cast<std::uintptr_t>(p.x) % 16 != 0 || p.ldx % 8 != 0 ||
+      p.ldx < Layout.shape.k)
+    return status::invalid(where, "x needs a 16-byte address and a row stride of K or more, a multiple of 8");
+  if (p.m < 1 || p.m > Policy.columns)
+    return status::invalid(where, "the number of tokens does not fit the policy's columns");
+  if (const status s = Epilogue::check(p.out, layout_constants<Layout>::rows, where); !s.ok()) return s;
+  constexpr gemv_plan plan = plan_for<Layout, Policy>;
+  return launch(gemv_kernel_of<Layout, Policy, Epilogue>, dim3(Policy.grid), plan.threads, plan.shared_bytes,
+                options, where, p);
+}
+
+/// y = x · Wᵀ for m ≥ 1 tokens, the kernel chosen by select_gemv. Sixteen tokens a launch; more take turns,
+/// each reading the weights again. The kernels must have been prepared (prepare_gemv).
+///
+/// Chained launches: everything the previous kernel on the stream wrote may be read, the weights must not be
+/// what it wrote. x and the output must not overlap; the output may be what this kernel's predecessor read.
+template <resident_layout Layout, class Epilogue, device_class Device = h200>
+status launch_gemv(gemv_params<Epilogue> p, int m, const launch_options& options) {
+  if (m < 1) return status::invalid("nibble::gemv", "the number of tokens must be positive");
+  while (m > 0) {
+    p.m = m < max_gemv_tokens ? m : max_gemv_tokens;
+    status s;
+    switch (token_columns(p.m)) {
+      case 1:
+        s = launch_gemv_with<Layout, select_gemv(Layout, 1, Device)>(p, options);
+        break;
+      case 2:
+        s = launch_gemv_with<Layout, select_gemv(Layout, 2, Device)>(p, options);
+        break;
+      case 4:
+        s = launch_gemv_with<Layout, select_gemv(Layout, 4, Device)>(p, options);
+        break;
+      case 8:
+        s = launch_gemv_with<Layout, select_gemv(Layout, 8, Device)>(p, options);
+        break;
+      default:
+        s = launch_gemv_with<Layout, select_gemv(Layout, 16, Device)>(p, options);
+    }
+    if (!s.ok()) return s;
+    m -= p.m;
+    p.x += static_cast<std::ptrdiff_t>(p.m) * p.ldx;
+    p.out = Epilogue::advanced(p.out, p.m);
+  }
+  return status::success();
+}
+
+/// Loads the kernel of one policy and allows it its shared memory.
+template <resident_layout Layout, gemv_policy Policy, class Epilogue>
+status prepare_gemv_with(kernel_info* info = nullptr) {
+  constexpr gemv_plan plan = plan_for<Layout, Policy>;
+  return prepare(gemv_kernel_of<Layout, Policy, Epilogue>, plan.threads, plan.shared_bytes, "nibble::gemv",
+                 info);
+}
+
+/// Loads the five kernels of a layout and epilogue on the current device. \param info null, or room for five
+template <resident_layout Layout, class Epilogue, device_class Device = h200>
+status prepare_gemv(kernel_info* info = nullptr) {
+  status s = prepare_gemv_with<Layout, select_gemv(Layout, 1, Device), Epilogue>(info);
+  if (s.ok())
+    s = prepare_gemv_with<Layout, select_gemv(Layout, 2, Device), Epilogue>(info != nullptr ? info + 1
+                                                                                            : nullptr);
+  if (s.ok())
+    s = prepare_gemv_with<Layout, select_gemv(Layout, 4, Device), Epilogue>(info != nullptr ? info + 2
+                                                                                            : nullptr);
+  if (s.ok())
+    s = prepare_gemv_with<Layout, select_gemv(Layout, 8, Device), Epilogue>(info != nullptr ? info + 3
+                                                                                            : nullptr);
+  if (s.ok())
+    s = prepare_gemv_with<Layout, select_gemv(Layout, 16, Device), Epilogue>(info != nullptr ? info + 4
+                                                                                             : nullptr);
+  return s;
+}
+
+}  // namespace nibble

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// One constexpr selector: device class, layout, tokens → policy of the matrix-vector kernel.
+///
+/// The split of K over warps is a function of the layout alone (k_split). So a row is summed in the same
+/// order for every number of tokens and on every device, and a token's result does not depend on its batch.
+#pragma once
+
+#include <algorithm>
+
+#include "nibble/nvfp4/gemv_types.hpp"
+
+namespace nibble {
+
+/// A class of devices a build is tuned for.
+struct device_class {
+  int architecture = 90;  ///< 80, 86, 89, 90, 100, 120
+  int multiprocessors = 132;
+  bool measured = false;  ///< whether its policies were tuned on such a device
+
+  friend constexpr bool operator==(const device_class&, const device_class&) = default;
+};
+
+inline constexpr device_class h200{90, 132, true};
+/// GeForce RTX 4090 and its like. Not measured: its policy comes from the cost model (one equal wave of
+/// blocks that ask for everything at once, 914 GB/s after 1.55 µs).
+inline constexpr device_class ada{89, 128, false};
+inline constexpr device_class ampere{80, 108, false};
+inline constexpr device_class ampere_consumer{86, 82, false};
+inline constexpr device_class blackwell{100, 148, false};
+inline constexpr device_class blackwell_consumer{120, 170, false};
+
+/// Warps over which K is split: at most 8 for NVFP4 and for large N, else 16; each with an equal number of K
+/// tiles where that is possible.
+[[nodiscard]] constexpr int k_split(const resident_layout& layout) {
+  const int tiles = layout.k_tiles();
+  const bool large = layout.row_tiles() >= 2048;
+  const int most = large || layout.shape.format == weight_format::nvfp4 ? 8 : 16;
+  const int per_warp = (tiles + most - 1) / most;
+  return (tiles + per_warp - 1) / per_warp;
+}
+
+namespace detail {
+
+/// Blocks of one wave: the fewest that give no block more row tiles than `multiprocessors` blocks would.
+[[nodiscard]] constexpr int equal_wave(int row_tiles, int multiprocessors) {
+  const int blocks = std::min(row_tiles, multiprocessors);
+  const int each = (row_tiles + blocks - 1) / blocks;
+  const int fewest = (row_tiles + each - 1) / each;
+  return row_tiles % fewest == 0 ? fewest : blocks;
+}
+
+}  // namespace detail
+
+/// The policy of the kernel that serves `columns` token columns (token_columns(m)) of `layout`.
+[[nodiscard]] constexpr gemv_policy select_gemv(const resident_layout& layout, int columns,
+                                                device_class device = h200) {
+  const int row_tiles = layout.row_tiles(), k_tiles = layout.k_tiles();
+  gemv_policy p;
+  p.columns = columns;
+  p.warps = k_split(layout);
+  const int per_warp = (k_tiles + p.warps - 1) / p.warps;
+  const int row_bytes = k_tiles * static_cast<int>(tile_bytes(layout.shape.format));
+  const bool exact = per_warp * p.warps == k_tiles;
+  const bool copy_engine = device.architecture >= 90;
+
+  // Large N: persistent blocks, two per multiprocessor.
+  if (copy_engine && exact && per_warp <= 2 && row_tiles >= 16 * device.multiprocessors) {
+    p.variant = gemv_variant::ring;
+    p.grid = 2 * device.multiprocessors;
+    p.batch = columns == 16 ? 1 : 4;
+    p.min_blocks = 2;
+    p.keep_output = true;
+    const int parts = plan_of(layout, p).shared_bytes;  // stages are still zero
+    const int half = (device.architecture == 120 ? 99 : 113) * 1024 - 2048;
+    p.stages = std::clamp((half - parts) / row_bytes, 2, 4);
+    if (compatible(layout, p) && plan_of(layout, p).shared_bytes <= half) return p;
+    p = {};
+    p.columns = columns;
+    p.warps = k_split(layout);
+  }
+  p.grid = detail::equal_wave(row_tiles, device.multiprocessors);
+  const int each = (row_tiles + p.grid - 1) / p.grid;
+  const int budget = device.architecture == 120 ? 48 * 1024 : 112 * 1024;  // two grids' shares fit
+  const bool nvfp4 = layout.shape.format == weight_format::nvfp4;
+  // A few MB: everything at once through the copy engine. Pieces below 4 KB are slow there. FP8 takes this
+  // way only where many tokens' activations, not weights, set the time.
+  if (copy_engine && exact && p.warps >= 8 && each * row_bytes <= budget &&
+      (each > 1 ? nvfp4 : row_bytes / p.warps >= 4096 && (nvfp4 || columns >= 4))) {
+    p.variant = gemv_variant::one_shot;
+    p.whole_rows = each > 1;
+    p.decode_early = nvfp4 && columns <= 8;
+    p.min_blocks = p.warps <= 8 || columns <= 8 ? 2 : 1;
+    if (columns == 1 && each > 1) p.columns = 2;  // measured faster, with the same sums
+    if (compatible(layout, p)) return p;
+    p.columns = columns;
+  }
+  // Registers. Few row tiles per block, so that the unrolled stream stays short.
+  p.variant = gemv_variant::registers;
+  const int most = per_warp > 2 ? 2 : columns == 16 && layout.shape.format == weight_format::fp8 ? 3 : 6;
+  if (each > most) p.grid = (row_tiles + most - 1) / most;
+  // FP8, one or two tokens: two smaller blocks per multiprocessor.
+  const int twice = detail::equal_wave(row_tiles, 2 * device.multiprocessors);
+  const bool fp8 = layout.shape.format == weight_format::fp8;
+  const bool doubled = fp8 && columns <= 2 && each > 1 && each <= most;
+  if (doubled) p.grid = twice;
+  const int tiles = ((row_tiles + p.grid - 1) / p.grid) * per_warp;
+  p.depth = std::min(tiles, columns == 16 ? 1 : nvfp4 || (fp8 && !doubled) ? 4 : 2);
+  p.min_blocks = columns <= 8 && (doubled || (nvfp4 && p.warps <= 8 && p.depth <= 2)) ? 2 : 1;
+  return p;
+}
+
+}  // namespace nibble
