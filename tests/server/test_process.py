@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program as a process: options, exit codes, signals, start and stop."""
+import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 import time
 import unittest
 
-from support import MODEL, Server, main, run
+from support import MODEL, PROGRAM, Server, main, run
 
 
 class Commands(unittest.TestCase):
@@ -57,6 +60,111 @@ class Commands(unittest.TestCase):
         damaged(lambda m: os.truncate(m / shard, 100_000))
         damaged(lambda m: (m / "chat_template.jinja").write_text("{% if %}"))
 
+    def refused(self, change, commands, said):
+        """Each command ends with 2 and one line that says why, nothing hangs."""
+        with tempfile.TemporaryDirectory() as folder:
+            copy = pathlib.Path(folder) / "m"
+            shutil.copytree(MODEL, copy)
+            change(copy)
+            for command in commands:
+                code, out, err = run(*command, "--model", copy, timeout=30)
+                self.assertEqual(code, 2, (command, err))
+                self.assertEqual(err.count("\n"), 1, err)
+                self.assertTrue(err.startswith("qwen3-moe: "), err)
+                self.assertIn(said, err)
+                self.assertNotIn("ready", out)
+
+    def test_files_that_are_no_files(self):
+        texts = (("chat",), ("complete", "--prompt", "a"), ("serve", "--port", "0"))
+        everything = (*texts, ("info",), ("verify", "--reference", "/no/such/file"))
+        loading = tuple(c for c in everything if c != ("info",))
+
+        def instead(name, make):
+            def change(model):
+                (model / name).unlink()
+                make(model / name)
+            return change
+        for name, commands in (("config.json", everything), ("hf_quant_config.json", everything), ("model.safetensors.index.json", everything),
+                               ("generation_config.json", loading), ("tokenizer.json", texts), ("chat_template.jinja", texts),
+                               ("tokenizer_config.json", texts)):
+            with self.subTest(name=name):
+                self.refused(instead(name, os.mkfifo), commands, f"{name}: not a regular file")
+                self.refused(instead(name, os.mkdir), commands, f"{name}: not a regular file")
+                self.refused(instead(name, lambda p: p.symlink_to("nowhere")), commands, f"{name}: cannot be opened")
+                self.refused(instead(name, lambda p: p.symlink_to(p.name)), commands, f"{name}: cannot be opened")
+
+    def test_templates_that_fail_when_run(self):
+        for source in ("", "{{ 1 // 0 }}", "{{ nothing() }}", "{{ messages[0].nothing.more }}", "{% for i in range(10 ** 9) %}{% endfor %}",
+                       "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ raise_exception('no\\n\x1b[31mmore') }}"):
+            with self.subTest(source=source):
+                self.refused(lambda m: (m / "chat_template.jinja").write_text(source), (("chat",), ("serve", "--port", "0")), "chat template")
+
+    def test_a_tokenizer_past_the_vocabulary(self):
+        def change(model):
+            tokenizer = json.loads((model / "tokenizer.json").read_text())
+            tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 2048, "content": "<|more|>"})
+            (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+        self.refused(change, (("chat",), ("complete", "--prompt", "a"), ("serve", "--port", "0")), "token id 2048")
+
+    def test_messages_stay_one_line(self):
+        def change(model):
+            index = json.loads((model / "model.safetensors.index.json").read_text())
+            index["weight_map"][next(iter(index["weight_map"]))] = "a\nqwen3-moe: all is well\x1b[2J" + "b" * 100_000
+            (model / "model.safetensors.index.json").write_text(json.dumps(index))
+        self.refused(change, (("info",), ("chat",), ("serve", "--port", "0")), "is said to be in")
+        code, _, err = run("info", "--model", "/no/such\nfolder\x9b")
+        self.assertEqual((code, err.count("\n")), (2, 1), err)
+
+    def test_not_a_number_is_no_number(self):
+        for arguments in (("chat", "--temperature", "nan"), ("complete", "--prompt", "a", "--top-p", "-nan"), ("chat", "--min-p", "NaN"),
+                          ("verify", "--reference", "/no/such/file", "--tolerance", "nan")):
+            code, _, err = run(*arguments, "--model", MODEL)
+            self.assertEqual((code, err.count("\n")), (2, 1), err)
+            self.assertIn("not a number", err)
+
+    def test_no_host_is_not_every_host(self):
+        code, out, err = run("serve", "--model", MODEL, "--port", "0", "--host", "")
+        self.assertEqual((code, out, err.count("\n")), (2, "", 1), err)
+
+    def test_endless_input_has_an_end(self):
+        for command in (("complete", "--prompt", "-"), ("chat",)):
+            with open("/dev/zero", "rb") as zeros:
+                done = subprocess.run([PROGRAM, *command, "--model", str(MODEL)], stdin=zeros, capture_output=True, text=True, timeout=120)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
+            self.assertIn("more than 16777216 bytes", done.stderr)
+
+    def test_output_that_nobody_takes(self):
+        for command in (("complete", "--prompt", "a", "--max-tokens", "2", "--model", str(MODEL)), ("info",)):
+            for preexec, stdout in ((None, open("/dev/full", "wb")), (lambda: os.close(1), subprocess.DEVNULL)):
+                done = subprocess.run([PROGRAM, *command], stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+                                      preexec_fn=preexec, timeout=60)
+                if stdout is not subprocess.DEVNULL:
+                    stdout.close()
+                self.assertEqual((done.returncode, done.stderr.count("\n")), (3, 1), done.stderr)
+                self.assertIn("standard output", done.stderr)
+
+    def test_too_little_memory_is_told(self):
+        for megabytes in range(12, 100, 4):
+            def limit():
+                resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
+            try:
+                if subprocess.run([PROGRAM, "info"], capture_output=True, preexec_fn=limit, timeout=60).returncode != 0:
+                    continue  # not even the program itself fits
+                for command in (("complete", "--prompt", "a", "--max-tokens", "1", "--model", str(MODEL)),
+                                ("serve", "--model", "/no/such/folder", "--port", "0")):
+                    done = subprocess.run([PROGRAM, *command], capture_output=True, text=True, preexec_fn=limit, timeout=60)
+                    with self.subTest(megabytes=megabytes, command=command):
+                        self.assertIn(done.returncode, (0, 2, 3), done.stderr)
+                        self.assertEqual(done.stderr.count("\n"), int(done.returncode != 0), done.stderr)
+            except subprocess.SubprocessError as problem:
+                self.fail(f"{megabytes} MB: {problem}")
+
+    def test_the_smallest_context(self):
+        code, _, err = run("chat", "--model", MODEL, "--context", "1")
+        self.assertEqual((code, err.count("\n")), (2, 1), err)
+        code, out, err = run("complete", "--model", MODEL, "--context", "2", "--prompt", "a")
+        self.assertEqual((code, err), (0, ""), out)
+
     def test_info(self):
         code, out, _ = run("info", "--model", MODEL)
         self.assertEqual(code, 0)
@@ -97,6 +205,13 @@ class Lifecycle(unittest.TestCase):
     def test_a_signal_while_loading(self):
         server = Server(wait=False)
         self.assertEqual(server.stop(signal.SIGTERM), 0)
+
+    def test_readers_of_the_output_may_leave(self):
+        server = Server(wait=False)
+        server.process.stdout.close()  # before the lines about the model are written
+        server.wait_ready()
+        self.assertEqual(server.chat("What is 1 + 1?")[0], 200)
+        self.assertEqual(server.stop(), 0)
 
     def test_running_answers_may_end(self):
         server = Server()

@@ -3,6 +3,7 @@
 /// The commands, without knowledge of how a model is loaded.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -25,6 +26,12 @@ enum exit_code : int {
   exit_usage = 2,    ///< bad options, files or addresses
   exit_runtime = 3,  ///< something failed while it ran
 };
+
+/// Most bytes of a prompt, or of one line, on standard input; without a bound endless input takes all memory.
+inline constexpr std::size_t input_limit_bytes = std::size_t{16} << 20;
+
+inline constexpr const char* not_enough_memory =
+    "not enough memory; a smaller --context or --max-running needs less";
 
 /// A model ready to run.
 struct app_model {

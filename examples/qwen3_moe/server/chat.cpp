@@ -8,6 +8,7 @@
 #include <iostream>
 #include <limits>
 #include <random>
+#include <streambuf>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -47,6 +48,21 @@ void print(std::string_view text, bool terminal) {
     out += terminal && static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t' ? '?' : c;
   std::fwrite(out.data(), 1, out.size(), stdout);
   std::fflush(stdout);
+}
+
+// Like std::getline, but with an end to how much one line may take. False at the end of the input.
+bool read_line(std::streambuf& in, std::string& line) {
+  using traits = std::streambuf::traits_type;
+  line.clear();
+  for (;;) {
+    const auto c = in.sbumpc();
+    if (traits::eq_int_type(c, traits::eof())) return !line.empty();
+    if (traits::to_char_type(c) == '\n') return true;
+    if (line.size() == input_limit_bytes)
+      throw nibble::format_error("a line on standard input has more than " +
+                                 std::to_string(input_limit_bytes) + " bytes");
+    line += traits::to_char_type(c);
+  }
 }
 
 generation_request request_of(const app_model& model, const talk_options& options,
@@ -118,7 +134,7 @@ int chat(const talk_options& options, const model_loader& load) {
   for (;;) {
     if (terminal) print("> ", false);
     interrupt_came = false;
-    if (!std::getline(std::cin, line)) break;
+    if (!read_line(*std::cin.rdbuf(), line)) break;
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.empty()) continue;
     if (line == "/exit") break;

@@ -2,12 +2,13 @@
 // The command line. The only file that sees CLI11 and the registry of compiled models.
 #include <CLI/CLI.hpp>
 #include <cctype>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <iterator>
+#include <istream>
 #include <new>
 
 #include "app.hpp"
@@ -89,7 +90,14 @@ std::unique_ptr<app_model> load(const model_options& options) {
 // A range that does not clutter --help; the error names it.
 template <class Number>
 CLI::Validator between(Number low, Number high) {
-  return CLI::Range(low, high).description("");
+  const auto within = CLI::Range(low, high);
+  return CLI::Validator(
+      [within](std::string& text) {
+        // A range check alone lets NaN pass.
+        if (std::isnan(std::strtod(text.c_str(), nullptr))) return "Value " + text + " is not a number";
+        return within(text);
+      },
+      "");
 }
 
 // "N" reads better than the C++ types that CLI11 shows.
@@ -156,6 +164,25 @@ std::vector<std::string> read_keys(const std::string& path) {
   }
   if (const char* key = std::getenv("NIBBLE_API_KEY")) add(key);
   return keys;
+}
+
+std::string read_prompt(std::istream& in) {
+  std::string text;
+  char block[1 << 14];
+  while (in.read(block, sizeof block) || in.gcount() > 0) {
+    text.append(block, static_cast<std::size_t>(in.gcount()));
+    if (text.size() > input_limit_bytes)
+      throw nibble::format_error("the prompt on standard input has more than " +
+                                 std::to_string(input_limit_bytes) + " bytes");
+  }
+  return text;
+}
+
+// A command whose output got lost did not end well.
+int written(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  report("standard output cannot be written to");
+  return code == exit_ok ? exit_runtime : code;
 }
 
 bool is_loopback(const std::string& host) {
@@ -294,6 +321,8 @@ int run_command_line(int argc, const char* const* argv) try {
   if (serve_command->parsed()) {
     for (auto& name : server.http.allowed_hosts)
       for (auto& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (server.http.host.empty())
+      throw nibble::format_error("--host is empty; 0.0.0.0 is every address of IPv4");
     server.api_keys = read_keys(key_file);
     if (!is_loopback(server.http.host) && server.api_keys.empty())
       server.warnings.push_back(
@@ -301,13 +330,13 @@ int run_command_line(int argc, const char* const* argv) try {
           " can be reached from other machines and no API key is set; use --api-key-file or NIBBLE_API_KEY");
     return serve(server, loader);
   }
-  if (chat_command->parsed()) return chat(talk, loader);
+  if (chat_command->parsed()) return written(chat(talk, loader));
   if (complete_command->parsed()) {
-    if (prompt == "-") prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
-    return complete(prompt, talk, loader);
+    if (prompt == "-") prompt = read_prompt(std::cin);
+    return written(complete(prompt, talk, loader));
   }
-  if (info_command->parsed()) return info(info_folder);
-  return run_verify(model, reference, tolerance);
+  if (info_command->parsed()) return written(info(info_folder));
+  return written(run_verify(model, reference, tolerance));
 } catch (const nibble::format_error& problem) {
   report(problem.what());
   return exit_usage;
@@ -315,7 +344,7 @@ int run_command_line(int argc, const char* const* argv) try {
   report(problem.what());
   return exit_usage;
 } catch (const std::bad_alloc&) {
-  std::fprintf(stderr, "qwen3-moe: not enough memory; a smaller --context or --max-running needs less\n");
+  report(not_enough_memory);
   return exit_runtime;
 } catch (const std::exception& problem) {
   report(problem.what());

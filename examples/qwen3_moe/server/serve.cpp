@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <ctime>
 #include <exception>
+#include <filesystem>
+#include <new>
 #include <string>
 #include <thread>
 
@@ -17,21 +19,19 @@
 #include "engine/engine.hpp"
 #include "http_server.hpp"
 #include "nibble/core/error.hpp"
+#include "one_line.hpp"
 
 namespace qwen3_moe {
 namespace {
 
 using namespace std::chrono_literals;
 
-// A line for the log: control characters could forge others or drive a terminal.
 void log_to_stderr(const std::string& line) {
-  std::string clean;
-  for (const char c : line) clean += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? '?' : c;
-  std::fprintf(stderr, "qwen3-moe: %s\n", clean.c_str());
+  std::fprintf(stderr, "qwen3-moe: %s\n", one_line(line).c_str());
 }
 
-// SIGINT and SIGTERM wait until somebody asks for them, in every thread made afterwards. Undone at the end,
-// for programs that go on.
+// SIGINT and SIGTERM wait until somebody asks for them, in every thread made afterwards, and whoever stops
+// reading our output does not end us. Undone at the end, for programs that go on.
 class held_signals {
  public:
   held_signals() {
@@ -39,8 +39,12 @@ class held_signals {
     sigaddset(&set_, SIGINT);
     sigaddset(&set_, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &set_, &before_);
+    pipe_before_ = std::signal(SIGPIPE, SIG_IGN);
   }
-  ~held_signals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~held_signals() {
+    std::signal(SIGPIPE, pipe_before_);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
   held_signals(const held_signals&) = delete;
   held_signals& operator=(const held_signals&) = delete;
 
@@ -53,6 +57,7 @@ class held_signals {
  private:
   sigset_t set_{};
   sigset_t before_{};
+  void (*pipe_before_)(int) = SIG_DFL;
 };
 
 // The model and its engine, made on a thread of their own while the socket already answers.
@@ -80,6 +85,12 @@ struct loading {
     } catch (const nibble::format_error& error) {
       problem = error.what();
       code = exit_usage;
+    } catch (const std::filesystem::filesystem_error& error) {  // a path that cannot be followed
+      problem = error.what();
+      code = exit_usage;
+    } catch (const std::bad_alloc&) {
+      problem = not_enough_memory;
+      code = exit_runtime;
     } catch (const std::exception& error) {
       problem = error.what();
       code = exit_runtime;
@@ -108,8 +119,7 @@ int serve(const serve_options& options, const model_loader& load) {
       options.http, [&](std::shared_ptr<http_exchange> exchange) { service.handle(std::move(exchange)); },
       api_service::error_body);
   server.start();
-  for (const auto& warning : options.warnings)
-    std::fprintf(stderr, "qwen3-moe: warning: %s\n", warning.c_str());
+  for (const auto& warning : options.warnings) log_to_stderr("warning: " + warning);
   const auto url = url_of(options, server.port());
   std::printf("qwen3-moe: listening on %s, loading the model\n", url.c_str());
   std::fflush(stdout);
@@ -130,7 +140,7 @@ int serve(const serve_options& options, const model_loader& load) {
   if (!model.problem.empty()) {
     server.stop();
     pool.stop();
-    std::fprintf(stderr, "qwen3-moe: %s\n", model.problem.c_str());
+    log_to_stderr(model.problem);
     return model.code;
   }
   for (const auto& note : model.model->notes) std::printf("qwen3-moe: %s\n", note.c_str());

@@ -18,8 +18,15 @@ namespace qwen3_moe {
 /// alive until nothing posts any more; the destructor runs what is left and joins.
 class task_pool {
  public:
+  /// Throws std::system_error where the system gives no more threads.
   explicit task_pool(std::size_t threads) {
-    for (std::size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { loop(); });
+    threads_.reserve(threads);
+    try {
+      for (std::size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { loop(); });
+    } catch (...) {
+      stop();  // those that run already use this object
+      throw;
+    }
   }
 
   ~task_pool() { stop(); }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text_model.hpp"
 
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "api_error.hpp"
@@ -10,6 +12,11 @@
 namespace qwen3_moe {
 
 text_model text_model::load(const std::filesystem::path& folder) {
+  std::error_code unreadable;
+  if (!std::filesystem::is_directory(folder, unreadable))
+    throw nibble::format_error(folder.string() + ": not a folder" +
+                               (unreadable ? ": " + unreadable.message() : "") +
+                               "; give the folder of a Hugging Face checkpoint");
   auto tokens = tokenizer::from_file(folder / "tokenizer.json");
   try {
     text_model model(std::move(tokens), chat_template::from_directory(folder));

@@ -119,12 +119,16 @@ class checkpoint {
     const shard_index index = parse_shard_index(file::read_text(index_path, index_limit_bytes), what);
     std::map<std::string, std::size_t> opened;
     std::string missing;
+    std::size_t missing_shards = 0;
     for (const auto& [name, shard] : index.shard_of) opened.emplace(shard, 0);
-    for (const auto& [shard, unused] : opened)
-      if (std::error_code failure;
-          std::filesystem::status(folder_ / shard, failure).type() == std::filesystem::file_type::not_found)
-        missing += (missing.empty() ? "" : ", ") + shard;
-    if (!missing.empty())
+    for (const auto& [shard, unused] : opened) {
+      std::error_code failure;
+      const auto type = std::filesystem::status(folder_ / shard, failure).type();
+      if (type != std::filesystem::file_type::not_found) continue;
+      if (++missing_shards <= 8) missing += (missing.empty() ? "" : ", ") + shard;
+    }
+    if (missing_shards > 8) missing += " and " + std::to_string(missing_shards - 8) + " more";
+    if (missing_shards > 0)
       throw format_error(what + ": lists shards that are not in the folder: " + missing + "; download them");
     const auto real_folder = canonical(folder_);
     for (auto& [shard, position] : opened) {
@@ -149,6 +153,10 @@ class checkpoint {
     if (index.total_bytes && *index.total_bytes != total && absent_.empty())
       throw format_error(what + ": metadata.total_size is " + std::to_string(*index.total_bytes) +
                          ", the tensors listed add up to " + std::to_string(total));
+    if (file_of_.empty() && !absent_.empty())
+      throw format_error(what + ": none of its " + std::to_string(absent_.size()) +
+                         " tensors is in the shard it names, the first being " + absent_.begin()->first +
+                         " in " + absent_.begin()->second + "; do index and shards belong together?");
     if (file_of_.empty()) throw format_error(what + ": lists no tensors");
   }
 

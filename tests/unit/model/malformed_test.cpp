@@ -166,7 +166,7 @@ TEST_CASE("limits that make no sense are refused with the range") {
   };
   load_options options;
   options.context_tokens = 513;
-  CHECK(has(load(options), "context is 513, expected 1 to 512"));
+  CHECK(has(load(options), "context is 513, expected 2 to 512"));
   options = {};
   options.max_running = 0;
   CHECK(has(load(options), "max-running is 0"));
