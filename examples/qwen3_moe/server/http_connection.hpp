@@ -204,8 +204,13 @@ class connection : public std::enable_shared_from_this<connection> {
       account_body();
       if (phase_ != phase::reading) return;
       if (parser_->is_done()) return dispatch();
-      if (used == 0) return;
+      if (used == 0) break;
     }
+    // The parser's own limits leave out what stands between the parts of a chunked body, and it takes nothing
+    // of that before it is whole.
+    if (phase_ == phase::reading && buffer_.size() > limits().header_bytes)
+      respond_and_close(400, "malformed HTTP: a chunk's size line or the trailer is longer than " +
+                                 std::to_string(limits().header_bytes) + " bytes");
   }
 
   // False when the request was refused.

@@ -86,6 +86,23 @@ TEST_CASE("http: chunked bodies are read, malformed chunk sizes are 400") {
   check_alive(server);
 }
 
+TEST_CASE("http: size lines and trailers of chunked bodies are bounded") {
+  test_server server;
+  const std::string head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n";
+  for (const auto& [begin, piece] : {std::pair{"1;", "a"}, std::pair{"0\r\n", "X: y\r\n"}}) {
+    INFO(begin);
+    std::string block;
+    while (block.size() < 50'000) block += piece;
+    auto client = server.connect();
+    client.send(head + begin);
+    // Neither the line's end nor the trailer's ever comes; the server must not keep asking for it.
+    for (int i = 0; i < 10 && client.send(block); ++i) {
+    }
+    CHECK(client.response().status == 400);
+  }
+  check_alive(server);
+}
+
 TEST_CASE("http: lengths that lie or contradict each other") {
   test_server server;
   const std::string head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\n";
