@@ -11,12 +11,12 @@ namespace nibble {
 
 /// A linear map: the image of each single bit. It is applied by XOR over the set bits.
 struct linear_map {
-  std::array<std::uint32_t, 32> columns{};
+  std::uint32_t columns[32] = {};
   bool invertible = true;
 
   [[nodiscard]] constexpr std::uint32_t operator()(std::uint32_t word) const {
     std::uint32_t out = 0;
-    for (int b = 0; b < 32; ++b) out ^= (word >> b & 1u) != 0 ? columns[static_cast<std::size_t>(b)] : 0u;
+    for (int b = 0; b < 32; ++b) out ^= (word >> b & 1u) != 0 ? columns[b] : 0u;
     return out;
   }
 };
@@ -48,7 +48,7 @@ template <class Function>
         out[q] ^= out_pivot;
       }
   }
-  result.columns = in;
+  for (std::size_t b = 0; b < 32; ++b) result.columns[b] = in[b];
   return result;
 }
 

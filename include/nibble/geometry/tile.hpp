@@ -65,7 +65,7 @@ struct resident_layout {
            tile_bytes(shape.format);
   }
   /// The matrix row at fragment row `r` of row tile `tile`; -1 where the tile sticks out.
-  [[nodiscard]] constexpr int row_at(int tile, int r) const {
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int row_at(int tile, int r) const {
     if (order == row_order::adjacent) {
       const int row = tile * tile_rows + (r < 8 ? 2 * r : 2 * (r - 8) + 1);
       return row < shape.n ? row : -1;
@@ -76,6 +76,6 @@ struct resident_layout {
 };
 
 /// First column of run `i` (eight columns) of lane quarter `t`, within its tile.
-[[nodiscard]] constexpr int run_column(int i, int t) { return 32 * i + 8 * t; }
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr int run_column(int i, int t) { return 32 * i + 8 * t; }
 
 }  // namespace nibble

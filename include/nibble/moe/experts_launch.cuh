@@ -98,27 +98,27 @@ status launch_down_with(const experts_params& p, const launch_options& options) 
 /// weights.
 template <experts_shape S>
 status launch_gate_up(const experts_params& p, const launch_options& options) {
-  if (p.m <= 1) return launch_gate_up_with<S, select_experts(S), 1>(p, options);
-  return launch_gate_up_with<S, select_experts(S), 8>(p, options);
+  if (p.m <= 1) return launch_gate_up_with<S, select_experts(S, 1), 1>(p, options);
+  return launch_gate_up_with<S, select_experts(S, 8), 8>(p, options);
 }
 
 /// down for 1…16 tokens.
 template <experts_shape S>
 status launch_down(const experts_params& p, const launch_options& options) {
-  return launch_down_with<S, select_experts(S)>(p, options);
+  if (p.m <= 1) return launch_down_with<S, select_experts(S, 1)>(p, options);
+  return launch_down_with<S, select_experts(S, 8)>(p, options);
 }
 
-/// Loads the three kernels of a shape on the current device. \param info null, or room for three
+/// Loads the four kernels of a shape on the current device. \param info null, or room for four
 template <experts_shape S>
 status prepare_experts(kernel_info* info = nullptr) {
-  constexpr experts_policy p = select_experts(S);
-  static constexpr const char* up = "nibble::moe::gate_up";
-  status s = prepare(gate_up_kernel_of<S, p, 1>, 32 * p.up_warps, 0, up, info);
-  if (s.ok())
-    s = prepare(gate_up_kernel_of<S, p, 8>, 32 * p.up_warps, 0, up, info != nullptr ? info + 1 : nullptr);
-  if (s.ok())
-    s = prepare(down_kernel_of<S, p>, 32 * p.down_warps * S.groups(), 0, "nibble::moe::down",
-                info != nullptr ? info + 2 : nullptr);
+  constexpr experts_policy one = select_experts(S, 1), many = select_experts(S, 8);
+  static constexpr const char *up = "nibble::moe::gate_up", *down = "nibble::moe::down";
+  const auto at = [info](int i) { return info != nullptr ? info + i : nullptr; };
+  status s = prepare(gate_up_kernel_of<S, one, 1>, 32 * one.up_warps, 0, up, at(0));
+  if (s.ok()) s = prepare(gate_up_kernel_of<S, many, 8>, 32 * many.up_warps, 0, up, at(1));
+  if (s.ok()) s = prepare(down_kernel_of<S, one>, 32 * one.down_warps * S.groups(), 0, down, at(2));
+  if (s.ok()) s = prepare(down_kernel_of<S, many>, 32 * many.down_warps * S.groups(), 0, down, at(3));
   return s;
 }
 

@@ -83,8 +83,9 @@ namespace detail {
   return (tiles + per_warp - 1) / per_warp;
 }
 
-/// The policy of a shape. Many warps with few tiles ahead each hide more latency than few with many.
-[[nodiscard]] constexpr experts_policy select_experts(const experts_shape& s) {
+/// The policy for `m` tokens. Many warps with few tiles ahead each hide more latency than few with many; but
+/// the down product of one token does best with all its weights asked for while gate|up still runs.
+[[nodiscard]] constexpr experts_policy select_experts(const experts_shape& s, int m) {
   experts_policy p;
   p.up_warps = up_split(s);
   const int up_tiles = (s.gate_up().k_tiles() + p.up_warps - 1) / p.up_warps;
@@ -92,9 +93,9 @@ namespace detail {
   p.up_min_blocks = s.format == weight_format::nvfp4 ? 4 : 3;
   p.down_warps = down_split(s);
   const int down_tiles = (s.down().k_tiles() + p.down_warps - 1) / p.down_warps;
-  p.down_depth = detail::divisor_of(down_tiles, 2);
+  p.down_depth = detail::divisor_of(down_tiles, m == 1 && s.format == weight_format::nvfp4 ? 4 : 2);
   const int warps = p.down_warps * s.groups();
-  p.down_min_blocks = warps <= 9 ? 3 : warps <= 13 ? 2 : 1;
+  p.down_min_blocks = warps <= 9 && m > 1 ? 3 : warps <= (m > 1 ? 13 : 9) ? 2 : 1;
   return p;
 }
 

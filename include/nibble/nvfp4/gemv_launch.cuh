@@ -12,6 +12,17 @@
 
 namespace nibble {
 
+/// What every product asks of its pointers and strides.
+template <resident_layout Layout, class Epilogue>
+status check_operands(const gemv_params<Epilogue>& p, const char* where) {
+  if (p.tiles == nullptr || reinterpret_cast<std::uintptr_t>(p.tiles) % tile_alignment_bytes != 0)
+    return status::invalid(where, "the weight tiles need an address that is a multiple of 128");
+  if (p.x == nullptr || reinterpret_cast<std::uintptr_t>(p.x) % 16 != 0 || p.ldx % 8 != 0 ||
+      p.ldx < Layout.shape.k)
+    return status::invalid(where, "x needs a 16-byte address and a row stride of K or more, a multiple of 8");
+  return Epilogue::check(p.out, layout_constants<Layout>::rows, where);
+}
+
 /// One matrix-vector product with a policy of one's own choosing: m is at most policy.columns.
 template <resident_layout Layout, gemv_policy Policy, class Epilogue>
 status launch_gemv_with(const gemv_params<Epilogue>& p, const launch_options& options) {
@@ -22,14 +33,9 @@ status launch_gemv_with(const gemv_params<Epilogue>& p, const launch_options& op
                 "the epilogue needs the weights packed in another row order");
   static_assert(compatible(Layout, Policy), "the policy cannot serve this layout");
   static constexpr const char* where = "nibble::gemv";
-  if (p.tiles == nullptr || reinterpret_cast<std::uintptr_t>(p.tiles) % tile_alignment_bytes != 0)
-    return status::invalid(where, "the weight tiles need an address that is a multiple of 128");
-  if (p.x == nullptr || reinterpret_cast<std::uintptr_t>(p.x) % 16 != 0 || p.ldx % 8 != 0 ||
-      p.ldx < Layout.shape.k)
-    return status::invalid(where, "x needs a 16-byte address and a row stride of K or more, a multiple of 8");
   if (p.m < 1 || p.m > Policy.columns)
     return status::invalid(where, "the number of tokens does not fit the policy's columns");
-  if (const status s = Epilogue::check(p.out, layout_constants<Layout>::rows, where); !s.ok()) return s;
+  if (const status s = check_operands<Layout>(p, where); !s.ok()) return s;
   constexpr gemv_plan plan = plan_for<Layout, Policy>;
   return launch(gemv_kernel_of<Layout, Policy, Epilogue>, dim3(Policy.grid), plan.threads, plan.shared_bytes,
                 options, where, p);

@@ -97,11 +97,11 @@ namespace detail {
   }
   // Registers. Few row tiles per block, so that the unrolled stream stays short.
   p.variant = gemv_variant::registers;
-  const int most = per_warp > 2 ? 2 : columns == 16 && layout.shape.format == weight_format::fp8 ? 3 : 6;
+  const bool fp8 = layout.shape.format == weight_format::fp8;
+  const int most = per_warp > 2 ? 2 : columns == 16 && fp8 && each > 5 ? 3 : 6;
   if (each > most) p.grid = (row_tiles + most - 1) / most;
   // FP8, one or two tokens: two smaller blocks per multiprocessor.
   const int twice = detail::equal_wave(row_tiles, 2 * device.multiprocessors);
-  const bool fp8 = layout.shape.format == weight_format::fp8;
   const bool doubled = fp8 && columns <= 2 && each > 1 && each <= most;
   if (doubled) p.grid = twice;
   const int tiles = ((row_tiles + p.grid - 1) / p.grid) * per_warp;

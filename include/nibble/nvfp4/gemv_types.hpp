@@ -121,6 +121,8 @@ template <resident_layout Layout>
 struct layout_constants {
   static constexpr weight_format format = Layout.shape.format;
   static constexpr int k = Layout.shape.k;
+  static constexpr int k_tiles = Layout.k_tiles();
+  static constexpr int row_tiles = Layout.row_tiles();
   static constexpr int rows = Layout.output_rows();
   static constexpr bool paired = Layout.order == row_order::gate_up;
   static constexpr int segments = Layout.shape.segments();

@@ -2,6 +2,7 @@
 // The kernels of a decode step of Qwen3.6-35B-A3B, for the checks of compiled code. With SMALL, one instance per
 // variant and format, for the architectures nobody here has.
 #include "nibble/moe/experts_launch.cuh"
+#include "nibble/nvfp4/gemm.cuh"
 #include "nibble/nvfp4/gemv_launch.cuh"
 
 using namespace nibble;
@@ -31,6 +32,8 @@ bool prepare_everything() {
   good &= all<resident_layout{matrix(256, 2048, b16)}, store<float>>();
   good &= moe::prepare_experts<moe::experts_shape{2048, 512, 256, 8, true, f4}>().ok();
 #ifndef SMALL
+  good &= prepare_gemm<resident_layout{fused(2048, f4, 8192, 4096)}, store<bf>>().ok();
+  good &= prepare_gemm<resident_layout{matrix(2048, 4096, f8)}, add_residual>().ok();
   good &= all<resident_layout{fused(2048, f4, 8192, 4096)}, store<bf>>();
   good &= all<resident_layout{fused(2048, f4, 8192, 512, 512)}, store<bf>>();
   good &= all<resident_layout{fused(2048, f4, 512, 512), row_order::gate_up}, swiglu>();

@@ -16,7 +16,8 @@ template <class Visit>
 void for_each_layout(Visit visit) {
   for (const weight_format format : formats)
     for (const int n : {1, 7, 16, 33, 256, 512, 1024, 2048, 9216, 12288, 20000, 65536, 151936, 248320})
-      for (const int k : {16, 48, 128, 464, 512, 768, 1536, 2048, 2880, 4096, 5120, 12288}) visit(resident_layout{matrix(n, k, format)});
+      for (const int k : {16, 48, 128, 464, 512, 768, 1536, 2048, 2880, 4096, 5120, 12288})
+        visit(resident_layout{matrix(n, k, format)});
 }
 
 }  // namespace
@@ -41,11 +42,14 @@ TEST_CASE("the split of K does not depend on tokens or device: one summation ord
     const int warps = k_split(layout);
     for (const device_class& device : devices)
       for (const int columns : {1, 2, 4, 8, 16})
-        if (select_gemv(layout, columns, device).warps != warps) FAIL("K is split differently for " + layout.shape.name());
+        if (select_gemv(layout, columns, device).warps != warps)
+          FAIL("K is split differently for " + layout.shape.name());
   });
   constexpr moe::experts_shape shape{2048, 512, 256, 8, true, weight_format::nvfp4};
-  CHECK(moe::select_experts(shape).up_warps == moe::up_split(shape));
-  CHECK(moe::select_experts(shape).down_warps == moe::down_split(shape));
+  for (const int m : {1, 2, 8, 16}) {
+    CHECK(moe::select_experts(shape, m).up_warps == moe::up_split(shape));
+    CHECK(moe::select_experts(shape, m).down_warps == moe::down_split(shape));
+  }
 }
 
 TEST_CASE("a policy survives its encoding as an integer") {
@@ -53,14 +57,18 @@ TEST_CASE("a policy survives its encoding as an integer") {
     for (const device_class& device : devices)
       for (const int columns : {1, 2, 4, 8, 16}) {
         const gemv_policy p = select_gemv(layout, columns, device);
-        if (!(decode_policy(encode(p)) == p)) FAIL("a policy of " + layout.shape.name() + " is lost in its encoding");
+        if (!(decode_policy(encode(p)) == p))
+          FAIL("a policy of " + layout.shape.name() + " is lost in its encoding");
       }
   });
-  CHECK(encode(select_gemv({matrix(2048, 4096, weight_format::nvfp4)}, 1)) != encode(select_gemv({matrix(2048, 4096, weight_format::nvfp4)}, 8)));
+  CHECK(encode(select_gemv({matrix(2048, 4096, weight_format::nvfp4)}, 1)) !=
+        encode(select_gemv({matrix(2048, 4096, weight_format::nvfp4)}, 8)));
 }
 
 TEST_CASE("C022: policies of the geometries measured on the H200") {
-  const auto variant = [](int n, int k, weight_format format, int columns) { return select_gemv({matrix(n, k, format)}, columns).variant; };
+  const auto variant = [](int n, int k, weight_format format, int columns) {
+    return select_gemv({matrix(n, k, format)}, columns).variant;
+  };
   CHECK(variant(248320, 2048, weight_format::nvfp4, 1) == gemv_variant::ring);
   CHECK(variant(12288, 2048, weight_format::nvfp4, 8) == gemv_variant::one_shot);
   CHECK(variant(9216, 2048, weight_format::nvfp4, 1) == gemv_variant::one_shot);
