@@ -134,7 +134,7 @@ TEST_CASE("a checkpoint without a compiled model says which exist and the line t
   const std::string text =
       message_of<format_error>([&] { (void)load_model(folder.path(), {}, test_models()); });
   CHECK(has(text, "no compiled model fits"));
-  CHECK(has(text, "Compiled: ratio1-bf16, ratio2-mixed, ratio3-nvfp4, ratio4-ct, plain-qwen3"));
+  CHECK(has(text, "Compiled: ratio1-bf16, ratio2-mixed, ratio3-nvfp4, ratio4-ct, plain-qwen3, qwen3.6-35b-a3b, qwen3-30b-a3b"));
   CHECK(has(text, "-DNIBBLE_MODELS=\"" + (folder.path() / "config.json").string() + "\""));
 }
 
