@@ -207,7 +207,8 @@ class binder {
 
   [[nodiscard]] const std::byte* place(const io::tensor_slice& slice, copy_kind how, bool needs_alignment) {
     if (mode_ == load_mode::map && !needs_alignment) {
-      if (how != copy_kind::bytes) copies_.push_back({slice, nullptr, how});
+      if (how != copy_kind::bytes || slice.type() == io::dtype::bf16)
+        copies_.push_back({slice, nullptr, how});
       return slice.map().data();
     }
     const auto memory = arena_.allocate(slice.bytes);

@@ -31,6 +31,22 @@ inline void check_e4m3(const io::tensor_slice& slice, std::span<const std::byte>
   }
 }
 
+/// Refuses NaN and infinity in bf16 or fp32 values of a tensor. One of them anywhere reaches every logit.
+inline void check_finite(const io::tensor_slice& slice, std::span<const std::byte> bytes,
+                         std::uint64_t first_byte) {
+  // The upper half of an fp32 value is a bf16 value: sign, all of the exponent, and part of the fraction.
+  const std::size_t size = slice.type() == io::dtype::f32 ? 4 : 2;
+  if (slice.type() != io::dtype::f32 && slice.type() != io::dtype::bf16) return;
+  for (std::size_t i = 0; i + size <= bytes.size(); i += size) {
+    std::uint16_t upper = 0;
+    std::memcpy(&upper, bytes.data() + i + size - 2, 2);
+    if ((upper & 0x7F80u) != 0x7F80u) continue;
+    throw format_error(slice.source->path().string() + ": " + slice.name +
+                       " has a value that is not finite at index " + std::to_string((first_byte + i) / size) +
+                       "; the checkpoint is damaged, download it again");
+  }
+}
+
 /// Does one transfer in pieces that fit a core's cache.
 inline void run_copy(const weight_copy& copy) {
   using conversion = weight_copy::conversion;
@@ -41,6 +57,7 @@ inline void run_copy(const weight_copy& copy) {
     if (copy.how == conversion::to_fp32 && copy.from.type() == io::dtype::bf16) {
       scratch.resize(count);
       copy.from.read(done, scratch);
+      check_finite(copy.from, scratch, done);
       auto* out = reinterpret_cast<float*>(copy.to) + done / 2;
       for (std::uint64_t i = 0; i < count / 2; ++i) {
         std::uint16_t bits = 0;
@@ -58,6 +75,8 @@ inline void run_copy(const weight_copy& copy) {
       }
       if (copy.how == conversion::e4m3_values || copy.how == conversion::e4m3_scales)
         check_e4m3(copy.from, bytes, done, copy.how == conversion::e4m3_scales);
+      else
+        check_finite(copy.from, bytes, done);
     }
     done += count;
   }
@@ -77,8 +96,8 @@ struct loaded_weights {
 /// Binds every leaf of `op` to `source` and reads the weights.
 ///
 /// First all names, types, shapes and scales are checked: if anything is wrong, one format_error lists all of
-/// it and nothing has been read. Then the data is copied (or mapped, see load_mode), and E4M3 bytes are
-/// checked on the way. Cost: the tree's weight_bytes plus at most 64 bytes for each tensor.
+/// it and nothing has been read. Then the data is copied (or mapped, see load_mode), and E4M3 bytes, bf16 and
+/// fp32 values are checked on the way. Cost: the tree's weight_bytes plus at most 64 bytes for each tensor.
 template <class Op>
 [[nodiscard]] loaded_weights load_weights(Op& op, io::checkpoint& source, const bind_options& options,
                                           load_mode mode = load_mode::copy, const parallel_runner& run = {}) {

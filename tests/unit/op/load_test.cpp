@@ -241,6 +241,34 @@ TEST_CASE("C006: NaN and negative block scales are refused with name and index")
   CHECK(has(c.complaint(), "q_proj.weight has NaN (byte 255) at index 5"));
 }
 
+TEST_CASE("values that are not finite are refused with name and index") {
+  const float nan = std::nanf(""), inf = HUGE_VALF, most = 3e38f;
+  for (const load_mode mode : {load_mode::copy, load_mode::map}) {
+    const auto complaint = [&](const char* name, std::string bytes, dtype type) {
+      small_checkpoint c;
+      c.tensors[name].type = type;
+      c.tensors[name].bytes = std::move(bytes);
+      const temporary_folder folder;
+      c.write(folder);
+      return message_of<format_error>([&] {
+        io::checkpoint source(folder.path());
+        small op;
+        (void)load_weights(op, source, small_checkpoint::modelopt(), mode);
+      });
+    };
+    for (const float bad : {nan, -nan, inf, -inf}) {
+      CHECK(has(
+          complaint("router.weight", small_checkpoint::bf16s({1, 2, 3, 4, 5, 6, 7, bad, 9, 10}), dtype::bf16),
+          "router.weight has a value that is not finite at index 7"));
+      CHECK(has(complaint("bias", small_checkpoint::floats({1, most, bad, 4}), dtype::f32),
+                "bias has a value that is not finite at index 2"));
+      CHECK(has(complaint("bias", small_checkpoint::bf16s({1, 2, 3, bad}), dtype::bf16),
+                "bias has a value that is not finite at index 3"));
+    }
+    CHECK(complaint("bias", small_checkpoint::floats({-most, most, 1e-45f, -0.0f}), dtype::f32) == "");
+  }
+}
+
 TEST_CASE("C045, C048: stored and declared formats must not be two quantised ones") {
   bind_options options = small_checkpoint::modelopt();
   options.declared_format = [](std::string_view module) -> std::optional<weight_format> {
