@@ -105,8 +105,8 @@ namespace detail {
   const bool doubled = fp8 && columns <= 2 && each > 1 && each <= most;
   if (doubled) p.grid = twice;
   const int tiles = ((row_tiles + p.grid - 1) / p.grid) * per_warp;
-  p.depth = std::min(tiles, columns == 16 ? 1 : nvfp4 || (fp8 && !doubled) ? 4 : 2);
-  p.min_blocks = columns <= 8 && (doubled || (nvfp4 && p.warps <= 8 && p.depth <= 2)) ? 2 : 1;
+  p.depth = std::min(tiles, columns == 16 ? (nvfp4 ? 2 : 1) : nvfp4 || (fp8 && !doubled) ? 4 : 2);
+  p.min_blocks = (columns <= 8 && doubled) || (nvfp4 && p.warps <= 8 && p.depth <= 2) ? 2 : 1;
   return p;
 }
 
