@@ -90,7 +90,8 @@ namespace detail {
   p.up_warps = up_split(s);
   const int up_tiles = (s.gate_up().k_tiles() + p.up_warps - 1) / p.up_warps;
   p.up_depth = detail::divisor_of(up_tiles, 2);
-  p.up_min_blocks = s.format == weight_format::nvfp4 ? 4 : 3;
+  // Five leave room for the next kernel's blocks; with the shared expert the registers suffice for it.
+  p.up_min_blocks = s.format != weight_format::nvfp4 ? 3 : m == 1 && s.shared ? 5 : 4;
   p.down_warps = down_split(s);
   const int down_tiles = (s.down().k_tiles() + p.down_warps - 1) / p.down_warps;
   p.down_depth = detail::divisor_of(down_tiles, m == 1 && s.format == weight_format::nvfp4 ? 4 : 2);

@@ -73,7 +73,7 @@ namespace detail {
     p.keep_output = true;
     const int parts = plan_of(layout, p).shared_bytes;  // stages are still zero
     const int half = (device.architecture == 120 ? 99 : 113) * 1024 - 2048;
-    p.stages = std::clamp((half - parts) / row_bytes, 2, 4);
+    p.stages = std::clamp((half - parts) / row_bytes, 2, 5);
     if (compatible(layout, p) && plan_of(layout, p).shared_bytes <= half) return p;
     p = {};
     p.columns = columns;
