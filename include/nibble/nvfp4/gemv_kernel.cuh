@@ -320,14 +320,14 @@ __device__ __forceinline__ void gemv_ring(const gemv_params<Epilogue>& p) {
   using product = warp_product<Layout.shape.format, Policy.columns, Layout.shape.k>;
   using vec = typename product::vec;
   constexpr int W = Policy.warps, units = plan.units, per_warp = plan.k_tiles_warp, bytes = plan.row_bytes;
-  constexpr int stages = Policy.stages, batch = Policy.batch;
+  constexpr int stages = Policy.stages, batch = Policy.batch, buffers = Policy.columns == 16 ? 1 : 2;
   extern __shared__ __align__(128) std::uint8_t shared[];
   __shared__ std::uint64_t full[stages], empty[stages];
   __shared__ typename Epilogue::shared out;
-  auto* part = reinterpret_cast<vec*>(shared + stages * bytes);  // [2][batch][warps][units]
+  auto* part = reinterpret_cast<vec*>(shared + stages * bytes);  // [buffers][batch][warps][units]
   // With 16 columns the second token tile's x waits in shared memory, in the order its lane wants it.
   constexpr bool parked = product::token_tiles == 2;
-  auto* park = reinterpret_cast<uint4*>(shared + stages * bytes + 2 * batch * W * plan.part_bytes);
+  auto* park = reinterpret_cast<uint4*>(shared + stages * bytes + buffers * batch * W * plan.part_bytes);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int first = share<plan.row_tiles, Policy.grid>(blockIdx.x);
   const int count = share<plan.row_tiles, Policy.grid>(blockIdx.x + 1) - first;
@@ -405,7 +405,10 @@ __device__ __forceinline__ void gemv_ring(const gemv_params<Epilogue>& p) {
             product::template sum<W>(buffer + item.x * W * units + item.y, units));
       }
       done = i + 1;
-      buffer = buffer == part ? part + batch * W * units : part;
+      if constexpr (buffers == 1)
+        partial_block_barrier<32 * W>();
+      else
+        buffer = buffer == part ? part + batch * W * units : part;
     }
   }
   if constexpr (Epilogue::finishes) {

@@ -68,7 +68,7 @@ namespace detail {
   if (copy_engine && exact && per_warp <= 2 && row_tiles >= 16 * device.multiprocessors) {
     p.variant = gemv_variant::ring;
     p.grid = 2 * device.multiprocessors;
-    p.batch = columns == 16 ? 1 : 4;
+    p.batch = 4;  // 64 rows: whole output lines
     p.min_blocks = 2;
     p.keep_output = true;
     const int parts = plan_of(layout, p).shared_bytes;  // stages are still zero
@@ -89,7 +89,7 @@ namespace detail {
       (each > 1 ? nvfp4 : row_bytes / p.warps >= 4096 && (nvfp4 || columns >= 4))) {
     p.variant = gemv_variant::one_shot;
     p.whole_rows = each > 1;
-    p.decode_early = nvfp4 && columns <= 8;
+    p.decode_early = nvfp4 && columns <= (each > 1 ? 8 : 2);
     p.min_blocks = p.warps <= 8 || columns <= 8 ? 2 : 1;
     if (columns == 1 && each > 1) p.columns = 2;  // measured faster, with the same sums
     if (compatible(layout, p)) return p;

@@ -47,6 +47,9 @@ struct gemv_policy {
   friend constexpr bool operator==(const gemv_policy&, const gemv_policy&) = default;
 };
 
+/// Buffers of partial sums in the ring: with 16 columns two would not fit beside its stages.
+[[nodiscard]] constexpr int ring_buffers(int columns) { return columns == 16 ? 1 : 2; }
+
 /// Everything a kernel and its launch must agree on, from one place.
 struct gemv_plan {
   int row_tiles = 0;      ///< of the matrix
@@ -84,7 +87,8 @@ struct gemv_plan {
       p.shared_bytes = p.row_tiles_cta * p.row_bytes;
       break;
     case gemv_variant::ring:
-      p.shared_bytes = policy.stages * p.row_bytes + 2 * policy.batch * policy.warps * p.part_bytes +
+      p.shared_bytes = policy.stages * p.row_bytes +
+                       ring_buffers(policy.columns) * policy.batch * policy.warps * p.part_bytes +
                        (policy.columns == 16 ? p.k_tiles * 2048 : 0);
       break;
   }
