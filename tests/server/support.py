@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples/qwen3_moe/models/tiny"
 
 
-def run(*arguments, stdin="", timeout=120, env=None):
+def run(*arguments, stdin="", timeout=300, env=None):
     """One command to its end: (exit code, stdout, stderr)."""
     done = subprocess.run([PROGRAM, *map(str, arguments)], input=stdin, capture_output=True, text=True,
                           timeout=timeout, env={**os.environ, **(env or {})})
@@ -36,14 +36,14 @@ class Server:
         line = self.process.stdout.readline()
         found = re.search(r"listening on http://\S+:(\d+)", line)
         if not found:
-            self.process.wait(60)
+            self.process.wait(300)
             raise AssertionError(f"no address: {line!r} {self.errors()!r}")
         self.port = int(found.group(1))
         if wait:
             self.wait_ready()
 
     def wait_ready(self):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             if self.request("GET", "/health")[0] == 200:
                 return
@@ -55,7 +55,7 @@ class Server:
         return self.log.read()
 
     def connection(self):
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
 
     def request(self, method, path, body=None, headers=None):
         """(status, parsed body)."""
@@ -87,7 +87,7 @@ class Server:
         text = self.request("GET", "/metrics")[1]
         return int(re.search(rf"^{re.escape(name)} (\d+)$", text, re.M).group(1))
 
-    def eventually(self, check, seconds=20):
+    def eventually(self, check, seconds=120):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if check():
@@ -100,7 +100,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(sign)
         try:
-            code = self.process.wait(60)
+            code = self.process.wait(300)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise

@@ -9,7 +9,7 @@ import threading
 from support import ServerCase, main
 
 
-def raw(port, data, read=True, timeout=30):
+def raw(port, data, read=True, timeout=300):
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as s:
         try:
             s.sendall(data)
@@ -122,7 +122,7 @@ class Hostile(ServerCase):
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
 
         def leave(i):
-            s = socket.create_connection(("127.0.0.1", self.server.port), timeout=60)
+            s = socket.create_connection(("127.0.0.1", self.server.port), timeout=300)
             s.sendall(head + body)
             if i % 2:
                 s.recv(100)

@@ -27,7 +27,7 @@ def check_python(server, python):
     # What a line prints stands in a comment behind it or behind the line that ends the statement.
     expected = [e.strip() for e in re.findall(r"  # (.+)$", code, re.M)]
     assert len(expected) == 5, expected
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()
     assert printed == expected, (printed, expected)
@@ -36,7 +36,7 @@ def check_python(server, python):
 def check_curl(server):
     command = re.search(r"\$ (curl .*?)\n```", README, re.S).group(1).replace(":8080", f":{server.port}")
     answer = re.search(r"answers `([^`]+)`", README).group(1)
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert answer in done.stdout, (answer, done.stdout)
     assert "reasoning_content" in done.stdout
