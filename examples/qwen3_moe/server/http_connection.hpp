@@ -59,6 +59,8 @@ struct context {
   context(http_options o, http_handler h, http_error_body e)
       : options(std::move(o)), handler(std::move(h)), error_body(std::move(e)) {}
   bool host_allowed(std::string_view host_value) const;
+  /// A web page may call when it comes from this machine, from the host it calls, or from an allowed name.
+  bool origin_allowed(std::string_view origin, std::string_view host_value) const;
 
   http_options options;
   http_handler handler;
@@ -233,8 +235,11 @@ class connection : public std::enable_shared_from_this<connection> {
       return refuse_false(403,
                           "this Host is not served; use localhost or an IP address, or start the server with "
                           "--allow-host NAME");
-    if (message.count(http::field::origin) && !server_.host_allowed(message[http::field::origin]))
-      return refuse_false(403, "requests from web pages of other origins are refused");
+    if (message.count(http::field::origin) &&
+        !server_.origin_allowed(message[http::field::origin], message[http::field::host]))
+      return refuse_false(403,
+                          "requests from web pages of other origins are refused; start the server with "
+                          "--allow-host NAME to allow one");
     if (const auto expect = message[http::field::expect]; !expect.empty()) {
       if (lower({expect.data(), expect.size()}) != "100-continue")
         return refuse_false(417, "unknown expectation");

@@ -239,6 +239,15 @@ bool http_detail::context::host_allowed(std::string_view value) const {
              options.allowed_hosts.end();
 }
 
+bool http_detail::context::origin_allowed(std::string_view origin, std::string_view host_value) const {
+  const auto page = host_of(origin);
+  if (page.empty()) return false;
+  // An address proves nothing here: any page can be served from one.
+  return page == host_of(host_value) || page == "localhost" || page == "127.0.0.1" || page == "[::1]" ||
+         std::find(options.allowed_hosts.begin(), options.allowed_hosts.end(), page) !=
+             options.allowed_hosts.end();
+}
+
 http_server::http_server(http_options options, http_handler handler, http_error_body error_body)
     : impl_(std::make_unique<impl>(std::move(options), std::move(handler), std::move(error_body))) {
   impl_->listen();

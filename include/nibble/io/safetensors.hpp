@@ -148,7 +148,7 @@ class safetensors_file {
       length = length << 8 | static_cast<std::uint64_t>(raw[static_cast<std::size_t>(i)]);
     if (length > header_limit_bytes)
       fail("header of " + std::to_string(length) + " bytes, the limit is " +
-           std::to_string(header_limit_bytes));
+           std::to_string(header_limit_bytes) + "; is this a safetensors file?");
     if (length > source_.bytes() - 8)
       fail("header of " + std::to_string(length) + " bytes, but the file has only " +
            std::to_string(source_.bytes()) + "; is the download complete?");

@@ -291,6 +291,12 @@ TEST_CASE("http: Host and Origin are checked") {
   CHECK(server.get("/health", "Origin: http://localhost:3000\r\n").status == 200);
   CHECK(server.get("/health", "Origin: https://evil.example\r\n").status == 403);
   CHECK(server.get("/health", "Origin: null\r\n").status == 403);
+  for (const std::string origin : {"http://203.0.113.5", "http://192.168.1.5:99", "http://[2001:db8::1]"})
+    CHECK(server.get("/health", "Origin: " + origin + "\r\n").status == 403);
+  for (const std::string origin : {"http://127.0.0.1:3000", "http://[::1]", "https://allowed.example"})
+    CHECK(server.get("/health", "Origin: " + origin + "\r\n").status == 200);
+  CHECK(raw(server, "GET /health HTTP/1.1\r\nHost: 192.168.1.5:99\r\nOrigin: http://192.168.1.5:99\r\n\r\n")
+            .status == 200);
   CHECK(server.get("/v1/models", "Origin: http://localhost:3000\r\n")
             .fields.count("access-control-allow-origin") == 0);
 }
