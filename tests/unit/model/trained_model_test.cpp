@@ -80,8 +80,7 @@ class greedy_run {
   int position_ = 0;
 };
 
-/// Follows the reference's continuation; returns how many tokens agree before the first excused or real
-/// difference.
+/// Follows the reference's continuation up to its end, or to a step whose gap excuses another token.
 void check_continuation(model_runner& runner, const reference_case& c, std::size_t piece) {
   greedy_run run(runner);
   run.append(c.prompt, piece);
