@@ -5,6 +5,8 @@
 /// A backend is a type with the operations and activations used below. Activations are matrices of its own
 /// type with one row for each token of the step (`selected` and `logits`: one for each wanted row); a backend
 /// decides element type, place and fusion. The residual stream is `hidden`; what ends a branch adds to it.
+/// `normed` yields whatever the backend's operations take as normalised rows: a matrix, or a promise that the
+/// operation itself keeps.
 #pragma once
 
 #include "model/model.hpp"
@@ -17,18 +19,18 @@ struct layer_place {
   int of_its_kind;
 };
 
-template <class Backend, class Config>
-void run_mixer(Backend& backend, const attention_layer<Config>& layer, layer_place place) {
-  backend.project(layer.self_attn.qkv, backend.normed, backend.qkv);
+template <class Backend, class Config, class Rows>
+void run_mixer(Backend& backend, const attention_layer<Config>& layer, layer_place place,
+               const Rows& normed) {
+  backend.project(layer.self_attn.qkv, normed, backend.qkv);
   backend.attend(layer.self_attn, place, backend.qkv, backend.mixed);
   backend.project_and_add(layer.self_attn.o_proj, backend.mixed, backend.hidden);
 }
 
-template <class Backend, class Config>
-void run_mixer(Backend& backend, const delta_layer<Config>& layer, layer_place place) {
-  backend.project(layer.linear_attn.qkvz, backend.normed, backend.qkvz);
-  backend.project(layer.linear_attn.ba, backend.normed, backend.ba);
-  backend.apply_delta_rule(layer.linear_attn, place, backend.qkvz, backend.ba, backend.mixed);
+template <class Backend, class Config, class Rows>
+void run_mixer(Backend& backend, const delta_layer<Config>& layer, layer_place place, const Rows& normed) {
+  backend.project(layer.linear_attn.qkvz, normed, backend.qkvz);
+  backend.apply_delta_rule(layer.linear_attn, place, normed, backend.qkvz, backend.mixed);
   backend.project_and_add(layer.linear_attn.out_proj, backend.mixed, backend.hidden);
 }
 
@@ -43,15 +45,12 @@ void forward(Backend& backend, const causal_lm<Config>& lm) {
     int& of_its_kind = c.full_attention[static_cast<std::size_t>(i)] ? attention_layers : delta_layers;
     const layer_place place{i, of_its_kind++};
     lm.model.layers.visit(i, [&](const auto& layer) {
-      backend.norm(layer.input_layernorm, backend.hidden, backend.normed);
-      run_mixer(backend, layer, place);
-      backend.norm(layer.post_attention_layernorm, backend.hidden, backend.normed);
-      backend.mix_experts(layer.mlp, place, backend.normed, backend.hidden);
+      run_mixer(backend, layer, place, backend.normed(layer.input_layernorm, backend.hidden));
+      backend.mix_experts(layer.mlp, place, layer.post_attention_layernorm, backend.hidden);
     });
   }
   backend.select_wanted(backend.hidden, backend.selected);
-  backend.norm(lm.model.norm, backend.selected, backend.selected);
-  backend.project(lm.lm_head, backend.selected, backend.logits);
+  backend.project(lm.lm_head, backend.normed(lm.model.norm, backend.selected), backend.logits);
 }
 
 }  // namespace qwen3_moe

@@ -74,7 +74,7 @@ host_backend::host_backend(const model_config& config, const runner_limits& limi
       frequencies_(host::rope_frequencies(config.rope_theta, config.rotary_dim)) {
   const int rows = limits_.step_tokens;
   hidden = make_tensor(config_.hidden_size, rows);
-  normed = make_tensor(config_.hidden_size, rows);
+  normed_ = make_tensor(config_.hidden_size, rows);
   selected = make_tensor(config_.hidden_size, rows);
   branch_ = make_tensor(config_.hidden_size, rows);
   qkv = make_tensor(config_.q_rows() + 2 * config_.kv_width(), rows);
@@ -86,7 +86,7 @@ host_backend::host_backend(const model_config& config, const runner_limits& limi
   expert_ids_.resize(product({rows, config_.experts_per_token}));
   if (config_.delta_layers() > 0) {
     qkvz = make_tensor(config_.delta_conv_channels() + config_.delta_value_width(), rows);
-    ba = make_tensor(2 * config_.delta_value_heads, rows);
+    ba_ = make_tensor(2 * config_.delta_value_heads, rows);
     convolved_ = make_tensor(config_.delta_conv_channels(), rows);
     delta_ = make_tensor(config_.delta_value_width(), rows);
     log_decay_ = make_tensor(config_.delta_value_heads, rows).data;
@@ -139,7 +139,7 @@ void host_backend::begin_step(std::span<const step_sequence> sequences, float* l
   }
   const int rows = static_cast<int>(tokens_.size());
   for (host_tensor* tensor :
-       {&hidden, &normed, &qkv, &qkvz, &ba, &mixed, &branch_, &router_logits_, &convolved_, &delta_})
+       {&hidden, &qkv, &qkvz, &mixed, &ba_, &branch_, &router_logits_, &convolved_, &delta_})
     tensor->rows = rows;
   selected.rows = static_cast<int>(wanted_rows_.size());
   logits = {logits_out, selected.rows, config_.vocab_size};
@@ -167,6 +167,7 @@ void host_backend::embed_rows(const std::uint16_t* table, int columns, host_tens
 }
 
 void host_backend::rms_norm(const float* weight, const host_tensor& x, host_tensor& y) {
+  y.rows = x.rows;
   host::rms_norm(pool_, x.data, x.columns, weight, norm_kind_, static_cast<float>(config_.norm_eps), x.rows,
                  x.columns, y.data, y.columns);
 }
@@ -218,7 +219,7 @@ void host_backend::attend_rows(const float* q_norm, const float* k_norm, int cac
 }
 
 void host_backend::delta_rows(const float* a_log, const float* dt_bias, const float* norm, int cache,
-                              const host_tensor& qkvz_rows, const host_tensor& ba_rows, host_tensor& out) {
+                              const host_tensor& qkvz_rows, host_tensor& out) {
   const auto& [state, conv] = delta_caches_[static_cast<std::size_t>(cache)];
   const int rows = qkvz_rows.rows, heads = config_.delta_value_heads,
             channels = config_.delta_conv_channels();
@@ -232,10 +233,9 @@ void host_backend::delta_rows(const float* a_log, const float* dt_bias, const fl
   host::l2_norm(pool_, q, channels, l2_norm_eps, q_scale, rows, config_.delta_key_heads,
                 config_.delta_key_dim);
   host::l2_norm(pool_, k, channels, l2_norm_eps, 1.0f, rows, config_.delta_key_heads, config_.delta_key_dim);
-  const float* b = ba_rows.data;
+  const float* b = ba_.data;
   const float* a = b + heads;
-  host::delta_rule_gates(a, ba_rows.columns, b, ba_rows.columns, a_log, dt_bias, rows, heads, log_decay_,
-                         beta_);
+  host::delta_rule_gates(a, ba_.columns, b, ba_.columns, a_log, dt_bias, rows, heads, log_decay_, beta_);
   const host::delta_rule_shape shape{config_.delta_key_heads, heads, config_.delta_key_dim,
                                      config_.delta_value_dim};
   const host::delta_rule_input input{q, k, k + key_width, channels, log_decay_, beta_};

@@ -50,15 +50,16 @@ class host_backend {
   void begin_step(std::span<const step_sequence> sequences, float* logits_out);
   void clear_slot(int slot);
 
-  host_tensor hidden, normed, qkv, qkvz, ba, mixed, selected, logits;
+  host_tensor hidden, qkv, qkvz, mixed, selected, logits;
 
   template <class Embedding>
   void embed(const Embedding& table, host_tensor& out) {
     embed_rows(table.data, Embedding::columns, out);
   }
   template <class Norm>
-  void norm(const Norm& norm, const host_tensor& x, host_tensor& y) {
-    rms_norm(norm.weight.data, x, y);
+  [[nodiscard]] const host_tensor& normed(const Norm& norm, const host_tensor& x) {
+    rms_norm(norm.weight.data, x, normed_);
+    return normed_;
   }
   template <class Linear>
   void project(const Linear& weight, const host_tensor& x, host_tensor& y) {
@@ -76,13 +77,14 @@ class host_backend {
     attend_rows(op.q_norm.weight.data, op.k_norm.weight.data, place.of_its_kind, qkv_rows, out);
   }
   template <class DeltaNet>
-  void apply_delta_rule(const DeltaNet& op, layer_place place, const host_tensor& qkvz_rows,
-                        const host_tensor& ba_rows, host_tensor& out) {
-    delta_rows(op.a_log.data, op.dt_bias.data, op.norm.weight.data, place.of_its_kind, qkvz_rows, ba_rows,
-               out);
+  void apply_delta_rule(const DeltaNet& op, layer_place place, const host_tensor& x,
+                        const host_tensor& qkvz_rows, host_tensor& out) {
+    project(op.ba, x, ba_);
+    delta_rows(op.a_log.data, op.dt_bias.data, op.norm.weight.data, place.of_its_kind, qkvz_rows, out);
   }
-  template <class Experts>
-  void mix_experts(const Experts& op, layer_place place, const host_tensor& x, host_tensor& sum) {
+  template <class Experts, class Norm>
+  void mix_experts(const Experts& op, layer_place place, const Norm& norm, host_tensor& sum) {
+    const host_tensor& x = normed(norm, sum);
     project(op.router, x, router_logits_);
     expert_rows(place.layer, x, sum);
   }
@@ -120,7 +122,7 @@ class host_backend {
   void attend_rows(const float* q_norm, const float* k_norm, int cache, host_tensor& qkv_rows,
                    host_tensor& out);
   void delta_rows(const float* a_log, const float* dt_bias, const float* norm, int cache,
-                  const host_tensor& qkvz_rows, const host_tensor& ba_rows, host_tensor& out);
+                  const host_tensor& qkvz_rows, host_tensor& out);
   void expert_rows(int layer, const host_tensor& x, host_tensor& sum);
 
   [[nodiscard]] float* reserve(std::uint64_t floats);
@@ -152,7 +154,7 @@ class host_backend {
   std::vector<delta_cache> delta_caches_;
   std::vector<float> frequencies_;
 
-  host_tensor branch_, router_logits_, convolved_, delta_;
+  host_tensor normed_, ba_, branch_, router_logits_, convolved_, delta_;
   float *log_decay_ = nullptr, *beta_ = nullptr, *cosine_ = nullptr, *sine_ = nullptr,
         *expert_weight_ = nullptr;
   std::vector<std::int32_t> expert_ids_;

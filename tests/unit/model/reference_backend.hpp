@@ -33,7 +33,7 @@ class reference_backend {
     std::iota(positions_.begin(), positions_.end(), 0);
   }
 
-  tensor hidden, normed, qkv, qkvz, ba, mixed, selected, logits;
+  tensor hidden, qkv, qkvz, mixed, selected, logits;
 
   template <class Embedding>
   void embed(const Embedding& table, tensor& out) {
@@ -43,8 +43,8 @@ class reference_backend {
         out.push_back(nibble::bf16::decode(table.data[token * Embedding::columns + j]));
   }
   template <class Norm>
-  void norm(const Norm& norm, const tensor& x, tensor& y) {
-    y = ref::rms_norm(x, values_of(norm.weight), c_.zero_centred_norm, c_.norm_eps);
+  [[nodiscard]] tensor normed(const Norm& norm, const tensor& x) {
+    return ref::rms_norm(x, values_of(norm.weight), c_.zero_centred_norm, c_.norm_eps);
   }
   template <class Linear>
   void project(const Linear& weight, const tensor& x, tensor& y) {
@@ -86,8 +86,10 @@ class reference_backend {
     out = ref::attention(q, gate, k, v, {c_.attention_heads, c_.kv_heads, dim}, 1.0 / std::sqrt(dim));
   }
   template <class DeltaNet>
-  void apply_delta_rule(const DeltaNet& op, layer_place, const tensor& qkvz_rows, const tensor& ba_rows,
+  void apply_delta_rule(const DeltaNet& op, layer_place, const tensor& normed_rows, const tensor& qkvz_rows,
                         tensor& out) {
+    tensor ba_rows;
+    project(op.ba, normed_rows, ba_rows);
     const int channels = c_.delta_conv_channels(), width = channels + c_.delta_value_width(),
               heads = c_.delta_value_heads;
     tensor x, z, a, beta;
@@ -115,8 +117,9 @@ class reference_backend {
         q, k, v, decay, beta, {c_.delta_key_heads, heads, c_.delta_key_dim, c_.delta_value_dim}, state);
     out = ref::gated_rms_norm(o, z, values_of(op.norm.weight), c_.norm_eps);
   }
-  template <class Experts>
-  void mix_experts(const Experts& op, layer_place, const tensor& x, tensor& sum) {
+  template <class Experts, class Norm>
+  void mix_experts(const Experts& op, layer_place, const Norm& norm, tensor& sum) {
+    const tensor x = normed(norm, sum);
     tensor router_logits;
     project(op.router, x, router_logits);
     const auto routing = ref::route(router_logits, c_.experts, c_.experts_per_token, c_.normalise_top_k);
