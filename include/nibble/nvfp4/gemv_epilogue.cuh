@@ -99,6 +99,38 @@ struct add_residual {
   }
 };
 
+/// y[m][n] = residual[m][n] + weight[m] · value in fp32, one rounding. `residual` may be `y`. For an expert that
+/// every token passes through.
+struct add_scaled_residual {
+  struct params {
+    __nv_bfloat16* y = nullptr;
+    int ldy = 0;
+    const __nv_bfloat16* residual = nullptr;
+    int ldr = 0;
+    const float* weight = nullptr;  ///< [m], null: 1
+  };
+  struct shared {};
+  static constexpr row_order order = row_order::adjacent;
+  static constexpr bool finishes = false;
+
+  static status check(const params& p, int rows, const char* where) {
+    return add_residual::check({p.y, p.ldy, p.residual, p.ldr}, rows, where);
+  }
+  static params advanced(params p, int tokens) {
+    p.y += static_cast<std::ptrdiff_t>(tokens) * p.ldy;
+    p.residual += static_cast<std::ptrdiff_t>(tokens) * p.ldr;
+    if (p.weight != nullptr) p.weight += tokens;
+    return p;
+  }
+  template <int Rows, bool Keep>
+  static __device__ __forceinline__ void pair(const params& p, shared&, int token, int row, float a,
+                                              float b) {
+    const float w = p.weight != nullptr ? p.weight[token] : 1.0f;
+    add_residual::shared none;
+    add_residual::pair<Rows, Keep>({p.y, p.ldy, p.residual, p.ldr}, none, token, row, w * a, w * b);
+  }
+};
+
 /// silu(gate) · up = gate / (1 + e^-gate) · up.
 __device__ __forceinline__ float swiglu_value(float gate, float up) {
   return gate / (1.0f + __expf(-gate)) * up;
