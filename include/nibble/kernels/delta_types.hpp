@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// The gated delta rule on the device: what its kernels are specialised on, and where its memory lies.
+///
+/// From the rows q | k | v | z of the fused projection and x, the normalised input, per token and value head:
+///
+///     c = silu(causal_conv(q | k | v));  q̂ = c_q · rsqrt(Σ c_q² + 1e-6) · key_dim^-1/2;  k̂ likewise,
+///     unscaled β = sigmoid(b · x);  e^g = exp(-exp(a_log) · softplus(a · x + dt_bias)) u = Sᵀk̂;  δ = β (v −
+///     e^g u);  S ← e^g S + k̂ δᵀ;  o = Sᵀq̂ out = o · rsqrt(mean o² + eps) ⊙ norm ⊙ silu(z)
+///
+/// All in fp32 from bf16 rows. Value head h reads key head h / (value_heads / key_heads).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "nibble/core/config.hpp"
+
+namespace nibble {
+
+/// Columns of a head's state that one group of 128 threads holds.
+inline constexpr int delta_columns = 32;
+
+struct delta_shape {
+  int hidden = 0;       ///< width of x, a multiple of 256
+  int key_heads = 0;    ///
+  int value_heads = 0;  ///< a multiple of key_heads
+  int key_dim = 0;      ///< 64 or 128
+  int value_dim = 0;    ///< a multiple of 32, at most 256; 64 and 128 are tested
+  int conv_width = 4;   ///< taps of the causal convolution: 4
+
+  friend constexpr bool operator==(const delta_shape&, const delta_shape&) = default;
+
+  [[nodiscard]] constexpr int key_width() const { return key_heads * key_dim; }
+  [[nodiscard]] constexpr int value_width() const { return value_heads * value_dim; }
+  /// Channels of the convolution: q | k | v.
+  [[nodiscard]] constexpr int channels() const { return 2 * key_width() + value_width(); }
+  /// Elements of a projected row: q | k | v | z.
+  [[nodiscard]] constexpr int projected() const { return channels() + value_width(); }
+  /// Thread groups that share a value head.
+  [[nodiscard]] constexpr int splits() const { return value_dim / delta_columns; }
+  [[nodiscard]] constexpr std::size_t recurrent_bytes() const {
+    return std::size_t{4} * static_cast<std::size_t>(value_heads) * static_cast<std::size_t>(key_dim) *
+           static_cast<std::size_t>(value_dim);
+  }
+  /// A ring of the last conv_width projected inputs (bf16): the input of position p is entry p mod
+  /// conv_width.
+  [[nodiscard]] constexpr std::size_t window_bytes() const {
+    return std::size_t{2} * static_cast<std::size_t>(conv_width) * static_cast<std::size_t>(channels());
+  }
+  [[nodiscard]] constexpr bool valid() const {
+    return hidden > 0 && hidden % 256 == 0 && key_heads > 0 && value_heads > 0 &&
+           value_heads % key_heads == 0 && (key_dim == 64 || key_dim == 128) &&
+           (value_dim == 32 || value_dim == 64 || value_dim == 128 || value_dim == 256) && conv_width == 4;
+  }
+};
+
+/// Bytes of one layer and slot: the fp32 state in the kernels' own order, then the window. Zero bytes are the
+/// empty state; the position of its sequence is then 0. A multiple of 256.
+[[nodiscard]] constexpr std::size_t state_bytes(const delta_shape& s) {
+  return (s.recurrent_bytes() + s.window_bytes() + 255) / 256 * 256;
+}
+
+/// Where element (head, i, column) of the state lies, in floats: for those who look at a state from outside.
+[[nodiscard]] constexpr std::size_t state_index(const delta_shape& s, int head, int i, int column) {
+  // Lane l (0…15) of a column quad holds the rows 4 l … 4 l + 3 of every 64; a thread's 16 bytes are one row.
+  const int split = column / delta_columns, quad = column % delta_columns / 4;
+  const int lane = i % 64 / 4, j = i / 64 * 4 + i % 4;
+  const int thread = 16 * quad + lane;
+  return (static_cast<std::size_t>(head * s.splits() + split) * static_cast<std::size_t>(s.key_dim / 16) +
+          static_cast<std::size_t>(j)) *
+             512 +
+         static_cast<std::size_t>(4 * thread + column % 4);
+}
+
+/// Workspace of a prefill launch over `rows` rows, in bytes; 256-byte aligned, contents do not matter.
+/// Per row: q̂ | k̂ | v in fp32 (o takes the place of v), the b|a products, decay and β.
+[[nodiscard]] constexpr std::size_t delta_prefill_workspace_bytes(const delta_shape& s, int rows) {
+  const std::size_t floats = static_cast<std::size_t>(s.channels()) +
+                             2 * static_cast<std::size_t>(s.value_heads) +
+                             2 * static_cast<std::size_t>(s.value_heads);
+  return (4 * floats * static_cast<std::size_t>(rows) + 255) / 256 * 256;
+}
+
+}  // namespace nibble
