@@ -133,6 +133,25 @@ __device__ __forceinline__ void bulk_copy(std::uint32_t to_shared, const void* f
 #endif
 }
 
+// Copies of 16 bytes to shared memory that a thread waits for by itself; not live: zeros are written.
+__device__ __forceinline__ void copy_async(std::uint32_t to_shared, const void* from, bool live) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(from), "r"(live ? 16 : 0)
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int Pending>
+__device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+#endif
+}
+
 /// A barrier over the first `Threads` threads of the block.
 template <int Threads>
 __device__ __forceinline__ void partial_block_barrier() {

@@ -32,28 +32,6 @@ inline constexpr int x_bytes = tokens * token_bytes;
 }
 }  // namespace gemm
 
-namespace device {
-
-__device__ __forceinline__ void copy_async(std::uint32_t to_shared, const void* from, bool live) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(from), "r"(live ? 16 : 0)
-               : "memory");
-#endif
-}
-__device__ __forceinline__ void commit_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int Pending>
-__device__ __forceinline__ void wait_for_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
-#endif
-}
-
-}  // namespace device
-
 template <class Epilogue, int... LayoutNumbers>
 __global__ __launch_bounds__(gemm::threads,
                              1) void gemm_kernel(const __grid_constant__ gemv_params<Epilogue> p) {

@@ -99,8 +99,8 @@ struct add_residual {
   }
 };
 
-/// y[m][n] = residual[m][n] + weight[m] · value in fp32, one rounding. `residual` may be `y`. For an expert that
-/// every token passes through.
+/// y[m][n] = residual[m][n] + weight[m] · value in fp32, one rounding. `residual` may be `y`. For an expert
+/// that every token passes through.
 struct add_scaled_residual {
   struct params {
     __nv_bfloat16* y = nullptr;

@@ -15,11 +15,12 @@
 
 #include "nibble/kernels/fragment.cuh"
 #include "nibble/nvfp4/gemv_epilogue.cuh"
+#include "nibble/nvfp4/gemv_input.cuh"
 #include "nibble/nvfp4/gemv_types.hpp"
 
 namespace nibble {
 
-template <class Epilogue>
+template <class Epilogue, class Input = plain_input>
 struct gemv_params {
   const std::uint8_t* tiles = nullptr;  ///< layout.bytes(), 128-byte aligned
   const __nv_bfloat16* x = nullptr;     ///< [m][k], rows `ldx` apart, 16-byte aligned
@@ -27,6 +28,7 @@ struct gemv_params {
   int m = 0;                            ///< tokens, at most the policy's columns
   float scale[max_segments] = {};       ///< per row segment
   typename Epilogue::params out{};
+  typename Input::params in{};
 };
 
 namespace device {
@@ -117,24 +119,36 @@ __device__ __forceinline__ float scale_of_row(const float (&scale)[max_segments]
   return s * fragment<layout::format>::unscale;
 }
 
-/// Hands one unit's sums to the epilogue. `tile` is a row tile of the matrix.
-template <resident_layout Layout, class Epilogue, int Columns, bool Keep, class Vec>
-__device__ __forceinline__ void emit(const gemv_params<Epilogue>& p, typename Epilogue::shared& shared,
-                                     int tile, int unit, const Vec& v) {
+/// Hands one unit's sums to the epilogue. `tile` is a row tile of the matrix. State is the input's.
+template <resident_layout Layout, class Epilogue, class State, int Columns, bool Keep, class Input, class Vec>
+__device__ __forceinline__ void emit(const gemv_params<Epilogue, Input>& p, typename Epilogue::shared& shared,
+                                     const typename State::shared& input, int tile, int unit, Vec v) {
   constexpr int rows = layout_constants<Layout>::rows;
   constexpr bool paired = layout_constants<Layout>::paired;
   const int row = paired ? 8 * tile + unit % 8 : tile_rows * tile + 2 * (unit % 8);
   const float s0 = scale_of_row<Layout>(p.scale, paired ? 0 : row);
   const float s1 = scale_of_row<Layout>(p.scale, paired ? rows : row + 1);
   if constexpr (Columns == 1) {
+    if constexpr (Input::normed) {
+      const float f = State::factor(p.in, input, 0);
+      v.x *= f, v.y *= f;
+    }
     Epilogue::template pair<rows, Keep>(p.out, shared, 0, row, v.x * s0, v.y * s1);
   } else {
     const int token = 2 * (unit / 8);
+    if constexpr (Input::normed) {
+      const float f = State::factor(p.in, input, token), f1 = State::factor(p.in, input, token + 1);
+      v.x *= f, v.z *= f, v.y *= f1, v.w *= f1;
+    }
     if (token < p.m) Epilogue::template pair<rows, Keep>(p.out, shared, token, row, v.x * s0, v.z * s1);
     if (token + 1 < p.m)
       Epilogue::template pair<rows, Keep>(p.out, shared, token + 1, row, v.y * s0, v.w * s1);
   }
 }
+
+/// Whether the weights of a norm may wait in shared memory beside a block's share of the matrix.
+template <class Input>
+inline constexpr bool small_weights = !std::is_same_v<Input, rms_normed<float>>;
 
 /// First row tile of block `b`: equal contiguous shares.
 template <int RowTiles, int Grid>
@@ -146,10 +160,12 @@ __device__ __forceinline__ int share(int b) {
 /// Streams up to `Rows` row tiles × `PerWarp` K tiles of one warp through `Depth` register buffers and leaves
 /// the warp's sums at part[row · stride]. Weights are asked for before the wait for the previous grid, x
 /// after it. \param row_bytes from one row tile to the next  \param rows,k_tiles how many of them exist
-template <class Product, weight_format Format, int PerWarp, int Rows, int Depth, bool Chained, bool Ragged>
+template <class Product, weight_format Format, int PerWarp, int Rows, int Depth, bool Chained, bool Ragged,
+          class State>
 __device__ __forceinline__ void stream_registers(const std::uint8_t* base, std::size_t row_bytes, int rows,
                                                  int k_tiles, const typename Product::x_rows& x_rows,
-                                                 int first_k_tile, typename Product::vec* part, int stride) {
+                                                 int first_k_tile, typename Product::vec* part, int stride,
+                                                 State& input) {
   constexpr int steps = Rows * PerWarp, depth = Depth < steps ? Depth : steps;
   constexpr bool all_x = PerWarp <= 2;
   constexpr std::size_t bytes = tile_bytes(Format);
@@ -163,12 +179,20 @@ __device__ __forceinline__ void stream_registers(const std::uint8_t* base, std::
     for (int k = 0; k < (all_x ? PerWarp : 1); ++k)
       if (!Ragged || k < k_tiles) Product::load_x(x[k], x_rows, first_k_tile + k);
   };
+  const auto apply_all = [&] {
+    input.arrived();
+#pragma unroll
+    for (int k = 0; k < (all_x ? PerWarp : 1); ++k)
+      if (!Ragged || k < k_tiles) input.apply(x[k], k, true);
+    if constexpr (all_x) input.leave();
+  };
   // Not chained: two tiles, x, the other tiles, since loads return in order and every block wants x's lines.
 #pragma unroll
   for (int d = 0; d < depth; ++d) {
     if (!Chained && d == (depth < 2 ? depth : 2)) load_all_x();
     if (live(d)) f[d].load(tile(d), lane);
   }
+  input.ask();
   if constexpr (Chained) {
     wait_for_previous_grid();
     let_next_grid_start();
@@ -176,6 +200,7 @@ __device__ __forceinline__ void stream_registers(const std::uint8_t* base, std::
   } else if constexpr (depth <= 2) {
     load_all_x();
   }
+  apply_all();
   typename Product::acc_t acc;
 #pragma unroll
   for (int u = 0; u < steps; ++u) {
@@ -183,23 +208,29 @@ __device__ __forceinline__ void stream_registers(const std::uint8_t* base, std::
     if (k == 0) Product::zero(acc);
     if (live(u)) {
       if constexpr (!all_x)
-        if (u > 0) Product::load_x(x[0], x_rows, first_k_tile + k);
+        if (u > 0) {
+          Product::load_x(x[0], x_rows, first_k_tile + k);
+          input.apply(x[0], k, r == 0);
+        }
       f[u % depth].multiply(acc, x[all_x ? k : 0]);
     }
     if (u + depth < steps && live(u + depth)) f[u % depth].load(tile(u + depth), lane);
     if (k == PerWarp - 1 && (!Ragged || r < rows)) Product::leave(part + r * stride, acc, lane);
   }
+  if constexpr (!all_x) input.leave();
 }
 
-template <resident_layout Layout, gemv_policy Policy, class Epilogue>
-__device__ __forceinline__ void gemv_registers(const gemv_params<Epilogue>& p) {
+template <resident_layout Layout, gemv_policy Policy, class Epilogue, class Input>
+__device__ __forceinline__ void gemv_registers(const gemv_params<Epilogue, Input>& p) {
   constexpr gemv_plan plan = plan_for<Layout, Policy>;
   using product = warp_product<Layout.shape.format, Policy.columns, Layout.shape.k>;
   constexpr int W = Policy.warps, units = plan.units;
   constexpr bool ragged_k = plan.k_tiles_warp * W != plan.k_tiles,
                  ragged = ragged_k || plan.row_tiles % Policy.grid != 0;
   extern __shared__ __align__(128) std::uint8_t shared[];
+  using state = typename Input::template state<W, plan.k_tiles_warp, Policy.columns, Layout.shape.k, true>;
   __shared__ typename Epilogue::shared out;
+  __shared__ typename state::shared in;
   auto* part = reinterpret_cast<typename product::vec*>(shared);  // [rows][warps][units]
   const int warp = threadIdx.x >> 5, first = share<plan.row_tiles, Policy.grid>(blockIdx.x);
   const int rows = ragged ? share<plan.row_tiles, Policy.grid>(blockIdx.x + 1) - first : plan.row_tiles_cta;
@@ -209,14 +240,15 @@ __device__ __forceinline__ void gemv_registers(const gemv_params<Epilogue>& p) {
   product::point(x_rows, p.x, p.ldx, p.m);
   const std::uint8_t* base =
       p.tiles + (static_cast<std::size_t>(first) * plan.k_tiles + k0) * plan.tile_bytes;
+  state input(p.in, in, warp);
   stream_registers<product, Layout.shape.format, plan.k_tiles_warp, plan.row_tiles_cta, Policy.depth, chains,
                    ragged>(base, plan.row_bytes, rows, ragged_k ? plan.k_tiles - k0 : plan.k_tiles_warp,
-                           x_rows, k0, part + warp * units, W * units);
+                           x_rows, k0, part + warp * units, W * units, input);
   __syncthreads();
   for (int i = threadIdx.x; i < rows * units; i += plan.threads) {
     const int r = i / units, u = i % units;
-    emit<Layout, Epilogue, Policy.columns, Policy.keep_output>(
-        p, out, first + r, u, product::template sum<W>(part + r * W * units + u, units));
+    emit<Layout, Epilogue, state, Policy.columns, Policy.keep_output>(
+        p, out, in, first + r, u, product::template sum<W>(part + r * W * units + u, units));
   }
   if constexpr (Epilogue::finishes) {
     __syncthreads();
@@ -224,8 +256,8 @@ __device__ __forceinline__ void gemv_registers(const gemv_params<Epilogue>& p) {
   }
 }
 
-template <resident_layout Layout, gemv_policy Policy, class Epilogue>
-__device__ __forceinline__ void gemv_one_shot(const gemv_params<Epilogue>& p) {
+template <resident_layout Layout, gemv_policy Policy, class Epilogue, class Input>
+__device__ __forceinline__ void gemv_one_shot(const gemv_params<Epilogue, Input>& p) {
   constexpr gemv_plan plan = plan_for<Layout, Policy>;
   using product = warp_product<Layout.shape.format, Policy.columns, Layout.shape.k>;
   using vec = typename product::vec;
@@ -233,8 +265,11 @@ __device__ __forceinline__ void gemv_one_shot(const gemv_params<Epilogue>& p) {
   constexpr int slice_bytes = per_warp * plan.tile_bytes, row_bytes = plan.row_bytes;
   constexpr bool whole = Policy.whole_rows, all_x = per_warp <= 2;
   extern __shared__ __align__(128) std::uint8_t shared[];  // [rows][warps][slice]
+  using state =
+      typename Input::template state<W, per_warp, Policy.columns, Layout.shape.k, small_weights<Input>>;
   __shared__ std::uint64_t barriers[whole ? 1 : W][Rows];
   __shared__ typename Epilogue::shared out;
+  __shared__ typename state::shared in;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int first = share<plan.row_tiles, Policy.grid>(blockIdx.x);
   const int rows =
@@ -256,6 +291,8 @@ __device__ __forceinline__ void gemv_one_shot(const gemv_params<Epilogue>& p) {
                   shared_address(&mine[r]), policy);
       }
   }
+  state input(p.in, in, warp);
+  input.ask();
   if constexpr (Epilogue::finishes) Epilogue::start(out);
   typename product::x_rows x_rows;
   product::point(x_rows, p.x, p.ldx, p.m);
@@ -278,6 +315,10 @@ __device__ __forceinline__ void gemv_one_shot(const gemv_params<Epilogue>& p) {
   typename product::x_t x[all_x ? per_warp : 1];
 #pragma unroll
   for (int k = 0; k < (all_x ? per_warp : 1); ++k) product::load_x(x[k], x_rows, warp * per_warp + k);
+  input.arrived();
+#pragma unroll
+  for (int k = 0; k < (all_x ? per_warp : 1); ++k) input.apply(x[k], k, true);
+  if constexpr (all_x) input.leave();
 #pragma unroll
   for (int r = 0; r < Rows; ++r) {
     if (r >= rows) break;
@@ -287,7 +328,10 @@ __device__ __forceinline__ void gemv_one_shot(const gemv_params<Epilogue>& p) {
 #pragma unroll
     for (int k = 0; k < per_warp; ++k) {
       if constexpr (!all_x)
-        if (k > 0 || r > 0) product::load_x(x[0], x_rows, warp * per_warp + k);
+        if (k > 0 || r > 0) {
+          product::load_x(x[0], x_rows, warp * per_warp + k);
+          input.apply(x[0], k, r == 0);
+        }
       if (Policy.decode_early && r == 0 && k == 0) {
         if (!early) decode_first();
 #pragma unroll
@@ -301,12 +345,14 @@ __device__ __forceinline__ void gemv_one_shot(const gemv_params<Epilogue>& p) {
     __syncwarp();  // every lane has read the tiles its warp's sums now overwrite
     product::leave(reinterpret_cast<vec*>(slice + r * row_bytes), acc, lane);
   }
+  if constexpr (!all_x) input.leave();
   __syncthreads();
   for (int i = threadIdx.x; i < rows * units; i += plan.threads) {
     const int r = i / units, u = i % units;
     const vec* sums = reinterpret_cast<const vec*>(shared + r * row_bytes) + u;
-    emit<Layout, Epilogue, Policy.columns, Policy.keep_output>(
-        p, out, first + r, u, product::template sum<W>(sums, slice_bytes / static_cast<int>(sizeof(vec))));
+    emit<Layout, Epilogue, state, Policy.columns, Policy.keep_output>(
+        p, out, in, first + r, u,
+        product::template sum<W>(sums, slice_bytes / static_cast<int>(sizeof(vec))));
   }
   if constexpr (Epilogue::finishes) {
     __syncthreads();
@@ -314,16 +360,19 @@ __device__ __forceinline__ void gemv_one_shot(const gemv_params<Epilogue>& p) {
   }
 }
 
-template <resident_layout Layout, gemv_policy Policy, class Epilogue>
-__device__ __forceinline__ void gemv_ring(const gemv_params<Epilogue>& p) {
+template <resident_layout Layout, gemv_policy Policy, class Epilogue, class Input>
+__device__ __forceinline__ void gemv_ring(const gemv_params<Epilogue, Input>& p) {
   constexpr gemv_plan plan = plan_for<Layout, Policy>;
   using product = warp_product<Layout.shape.format, Policy.columns, Layout.shape.k>;
   using vec = typename product::vec;
   constexpr int W = Policy.warps, units = plan.units, per_warp = plan.k_tiles_warp, bytes = plan.row_bytes;
   constexpr int stages = Policy.stages, batch = Policy.batch, buffers = Policy.columns == 16 ? 1 : 2;
   extern __shared__ __align__(128) std::uint8_t shared[];
+  using state =
+      typename Input::template state<W, per_warp, Policy.columns, Layout.shape.k, small_weights<Input>>;
   __shared__ std::uint64_t full[stages], empty[stages];
   __shared__ typename Epilogue::shared out;
+  __shared__ typename state::shared in;
   auto* part = reinterpret_cast<vec*>(shared + stages * bytes);  // [buffers][batch][warps][units]
   // With 16 columns the second token tile's x waits in shared memory, in the order its lane wants it.
   constexpr bool parked = product::token_tiles == 2;
@@ -359,17 +408,23 @@ __device__ __forceinline__ void gemv_ring(const gemv_params<Epilogue>& p) {
   }
   typename product::x_rows x_rows;
   product::point(x_rows, p.x, p.ldx, p.m);
+  state input(p.in, in, warp);
+  input.ask();
   wait_for_previous_grid();
   typename product::x_t x[per_warp];
 #pragma unroll
+  for (int k = 0; k < per_warp; ++k) product::load_x(x[k], x_rows, warp * per_warp + k);
+  input.arrived();
+#pragma unroll
   for (int k = 0; k < per_warp; ++k) {
-    product::load_x(x[k], x_rows, warp * per_warp + k);
+    input.apply(x[k], k, true);
     if constexpr (parked)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         park[((warp * per_warp + k) * 4 + i) * 32 + lane] =
             make_uint4(x[k][1][4 * i], x[k][1][4 * i + 1], x[k][1][4 * i + 2], x[k][1][4 * i + 3]);
   }
+  input.leave();
   int s = 0, phase = 0, done = 0;
   vec* buffer = part;
 #pragma unroll 1
@@ -400,8 +455,8 @@ __device__ __forceinline__ void gemv_ring(const gemv_params<Epilogue>& p) {
       for (int j = threadIdx.x; j < 4 * ((batch + 3) / 4) * units; j += 32 * W) {
         const int2 item = product::wide_item(j);
         if (done + item.x > i) continue;
-        emit<Layout, Epilogue, Policy.columns, Policy.keep_output>(
-            p, out, first + done + item.x, item.y,
+        emit<Layout, Epilogue, state, Policy.columns, Policy.keep_output>(
+            p, out, in, first + done + item.x, item.y,
             product::template sum<W>(buffer + item.x * W * units + item.y, units));
       }
       done = i + 1;
@@ -419,22 +474,22 @@ __device__ __forceinline__ void gemv_ring(const gemv_params<Epilogue>& p) {
 
 }  // namespace device
 
-template <class Epilogue, std::uint64_t Policy, int... LayoutNumbers>
+template <class Epilogue, class Input, std::uint64_t Policy, int... LayoutNumbers>
 __global__ __launch_bounds__(
     plan_for<layout_from<LayoutNumbers...>, policy_from<Policy>>.threads,
-    policy_from<Policy>.min_blocks) void gemv_kernel(const __grid_constant__ gemv_params<Epilogue> p) {
+    policy_from<Policy>.min_blocks) void gemv_kernel(const __grid_constant__ gemv_params<Epilogue, Input> p) {
   if constexpr (policy_from<Policy>.variant == gemv_variant::registers)
-    device::gemv_registers<layout_from<LayoutNumbers...>, policy_from<Policy>, Epilogue>(p);
+    device::gemv_registers<layout_from<LayoutNumbers...>, policy_from<Policy>, Epilogue, Input>(p);
   else if constexpr (policy_from<Policy>.variant == gemv_variant::one_shot)
-    device::gemv_one_shot<layout_from<LayoutNumbers...>, policy_from<Policy>, Epilogue>(p);
+    device::gemv_one_shot<layout_from<LayoutNumbers...>, policy_from<Policy>, Epilogue, Input>(p);
   else
-    device::gemv_ring<layout_from<LayoutNumbers...>, policy_from<Policy>, Epilogue>(p);
+    device::gemv_ring<layout_from<LayoutNumbers...>, policy_from<Policy>, Epilogue, Input>(p);
 }
 
-/// The kernel of a layout, policy and epilogue.
-template <resident_layout L, gemv_policy Policy, class Epilogue>
+/// The kernel of a layout, policy, epilogue and input.
+template <resident_layout L, gemv_policy Policy, class Epilogue, class Input = plain_input>
 inline constexpr auto gemv_kernel_of =
-    &gemv_kernel<Epilogue, encode(Policy), L.shape.n, L.shape.k, static_cast<int>(L.shape.format),
+    &gemv_kernel<Epilogue, Input, encode(Policy), L.shape.n, L.shape.k, static_cast<int>(L.shape.format),
                  static_cast<int>(L.order), L.shape.segment_rows[0], L.shape.segment_rows[1],
                  L.shape.segment_rows[2], L.shape.segment_rows[3]>;
 

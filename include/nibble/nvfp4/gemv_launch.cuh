@@ -13,19 +13,20 @@
 namespace nibble {
 
 /// What every product asks of its pointers and strides.
-template <resident_layout Layout, class Epilogue>
-status check_operands(const gemv_params<Epilogue>& p, const char* where) {
+template <resident_layout Layout, class Epilogue, class Input>
+status check_operands(const gemv_params<Epilogue, Input>& p, const char* where) {
   if (p.tiles == nullptr || reinterpret_cast<std::uintptr_t>(p.tiles) % tile_alignment_bytes != 0)
     return status::invalid(where, "the weight tiles need an address that is a multiple of 128");
   if (p.x == nullptr || reinterpret_cast<std::uintptr_t>(p.x) % 16 != 0 || p.ldx % 8 != 0 ||
       p.ldx < Layout.shape.k)
     return status::invalid(where, "x needs a 16-byte address and a row stride of K or more, a multiple of 8");
+  if (const status s = Input::check(p.in, where); !s.ok()) return s;
   return Epilogue::check(p.out, layout_constants<Layout>::rows, where);
 }
 
 /// One matrix-vector product with a policy of one's own choosing: m is at most policy.columns.
-template <resident_layout Layout, gemv_policy Policy, class Epilogue>
-status launch_gemv_with(const gemv_params<Epilogue>& p, const launch_options& options) {
+template <resident_layout Layout, gemv_policy Policy, class Epilogue, class Input = plain_input>
+status launch_gemv_with(const gemv_params<Epilogue, Input>& p, const launch_options& options) {
   static_assert(
       Layout.valid(),
       "a resident matrix has positive sizes, K a multiple of 16, and for gate|up two equal row segments");
@@ -37,8 +38,8 @@ status launch_gemv_with(const gemv_params<Epilogue>& p, const launch_options& op
     return status::invalid(where, "the number of tokens does not fit the policy's columns");
   if (const status s = check_operands<Layout>(p, where); !s.ok()) return s;
   constexpr gemv_plan plan = plan_for<Layout, Policy>;
-  return launch(gemv_kernel_of<Layout, Policy, Epilogue>, dim3(Policy.grid), plan.threads, plan.shared_bytes,
-                options, where, p);
+  return launch(gemv_kernel_of<Layout, Policy, Epilogue, Input>, dim3(Policy.grid), plan.threads,
+                plan.shared_bytes, options, where, p);
 }
 
 /// y = x · Wᵀ for m ≥ 1 tokens, the kernel chosen by select_gemv. Sixteen tokens a launch; more take turns,
@@ -46,27 +47,27 @@ status launch_gemv_with(const gemv_params<Epilogue>& p, const launch_options& op
 ///
 /// Chained launches: everything the previous kernel on the stream wrote may be read, the weights must not be
 /// what it wrote. x and the output must not overlap; the output may be what this kernel's predecessor read.
-template <resident_layout Layout, class Epilogue, device_class Device = h200>
-status launch_gemv(gemv_params<Epilogue> p, int m, const launch_options& options) {
+template <resident_layout Layout, class Epilogue, device_class Device = h200, class Input = plain_input>
+status launch_gemv(gemv_params<Epilogue, Input> p, int m, const launch_options& options) {
   if (m < 1) return status::invalid("nibble::gemv", "the number of tokens must be positive");
   while (m > 0) {
     p.m = m < max_gemv_tokens ? m : max_gemv_tokens;
     status s;
     switch (token_columns(p.m)) {
       case 1:
-        s = launch_gemv_with<Layout, select_gemv(Layout, 1, Device)>(p, options);
+        s = launch_gemv_with<Layout, select_gemv(Layout, 1, Device, Input::norm_bytes)>(p, options);
         break;
       case 2:
-        s = launch_gemv_with<Layout, select_gemv(Layout, 2, Device)>(p, options);
+        s = launch_gemv_with<Layout, select_gemv(Layout, 2, Device, Input::norm_bytes)>(p, options);
         break;
       case 4:
-        s = launch_gemv_with<Layout, select_gemv(Layout, 4, Device)>(p, options);
+        s = launch_gemv_with<Layout, select_gemv(Layout, 4, Device, Input::norm_bytes)>(p, options);
         break;
       case 8:
-        s = launch_gemv_with<Layout, select_gemv(Layout, 8, Device)>(p, options);
+        s = launch_gemv_with<Layout, select_gemv(Layout, 8, Device, Input::norm_bytes)>(p, options);
         break;
       default:
-        s = launch_gemv_with<Layout, select_gemv(Layout, 16, Device)>(p, options);
+        s = launch_gemv_with<Layout, select_gemv(Layout, 16, Device, Input::norm_bytes)>(p, options);
     }
     if (!s.ok()) return s;
     m -= p.m;
@@ -77,29 +78,31 @@ status launch_gemv(gemv_params<Epilogue> p, int m, const launch_options& options
 }
 
 /// Loads the kernel of one policy and allows it its shared memory.
-template <resident_layout Layout, gemv_policy Policy, class Epilogue>
+template <resident_layout Layout, gemv_policy Policy, class Epilogue, class Input = plain_input>
 status prepare_gemv_with(kernel_info* info = nullptr) {
   constexpr gemv_plan plan = plan_for<Layout, Policy>;
-  return prepare(gemv_kernel_of<Layout, Policy, Epilogue>, plan.threads, plan.shared_bytes, "nibble::gemv",
-                 info);
+  return prepare(gemv_kernel_of<Layout, Policy, Epilogue, Input>, plan.threads, plan.shared_bytes,
+                 "nibble::gemv", info);
 }
 
-/// Loads the five kernels of a layout and epilogue on the current device. \param info null, or room for five
-template <resident_layout Layout, class Epilogue, device_class Device = h200>
+/// Loads the five kernels of a layout, epilogue and input on the current device. \param info null, or room
+/// for five
+template <resident_layout Layout, class Epilogue, device_class Device = h200, class Input = plain_input>
 status prepare_gemv(kernel_info* info = nullptr) {
-  status s = prepare_gemv_with<Layout, select_gemv(Layout, 1, Device), Epilogue>(info);
+  status s =
+      prepare_gemv_with<Layout, select_gemv(Layout, 1, Device, Input::norm_bytes), Epilogue, Input>(info);
   if (s.ok())
-    s = prepare_gemv_with<Layout, select_gemv(Layout, 2, Device), Epilogue>(info != nullptr ? info + 1
-                                                                                            : nullptr);
+    s = prepare_gemv_with<Layout, select_gemv(Layout, 2, Device, Input::norm_bytes), Epilogue, Input>(
+        info != nullptr ? info + 1 : nullptr);
   if (s.ok())
-    s = prepare_gemv_with<Layout, select_gemv(Layout, 4, Device), Epilogue>(info != nullptr ? info + 2
-                                                                                            : nullptr);
+    s = prepare_gemv_with<Layout, select_gemv(Layout, 4, Device, Input::norm_bytes), Epilogue, Input>(
+        info != nullptr ? info + 2 : nullptr);
   if (s.ok())
-    s = prepare_gemv_with<Layout, select_gemv(Layout, 8, Device), Epilogue>(info != nullptr ? info + 3
-                                                                                            : nullptr);
+    s = prepare_gemv_with<Layout, select_gemv(Layout, 8, Device, Input::norm_bytes), Epilogue, Input>(
+        info != nullptr ? info + 3 : nullptr);
   if (s.ok())
-    s = prepare_gemv_with<Layout, select_gemv(Layout, 16, Device), Epilogue>(info != nullptr ? info + 4
-                                                                                             : nullptr);
+    s = prepare_gemv_with<Layout, select_gemv(Layout, 16, Device, Input::norm_bytes), Epilogue, Input>(
+        info != nullptr ? info + 4 : nullptr);
   return s;
 }
 

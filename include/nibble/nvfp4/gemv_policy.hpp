@@ -52,9 +52,10 @@ namespace detail {
 
 }  // namespace detail
 
-/// The policy of the kernel that serves `columns` token columns (token_columns(m)) of `layout`.
+/// The policy of the kernel that serves `columns` token columns (token_columns(m)) of `layout`. `norm_bytes`:
+/// of a weight of the RMSNorm in its input, which takes registers; 0 without one.
 [[nodiscard]] constexpr gemv_policy select_gemv(const resident_layout& layout, int columns,
-                                                device_class device = h200) {
+                                                device_class device = h200, int norm_bytes = 0) {
   const int row_tiles = layout.row_tiles(), k_tiles = layout.k_tiles();
   gemv_policy p;
   p.columns = columns;
@@ -90,7 +91,7 @@ namespace detail {
     p.variant = gemv_variant::one_shot;
     p.whole_rows = each > 1;
     p.decode_early = nvfp4 && columns <= (each > 1 ? 8 : 2);
-    p.min_blocks = p.warps <= 8 || columns <= 8 ? 2 : 1;
+    p.min_blocks = columns <= 8 || (p.warps <= 8 && norm_bytes <= 2) ? 2 : 1;
     if (columns == 1 && each > 1) p.columns = 2;  // measured faster, with the same sums
     if (compatible(layout, p)) return p;
     p.columns = columns;
@@ -102,7 +103,7 @@ namespace detail {
   if (each > most) p.grid = (row_tiles + most - 1) / most;
   // FP8, one or two tokens: two smaller blocks per multiprocessor.
   const int twice = detail::equal_wave(row_tiles, 2 * device.multiprocessors);
-  const bool doubled = fp8 && columns <= 2 && each > 1 && each <= most;
+  const bool doubled = fp8 && norm_bytes == 0 && columns <= 2 && each > 1 && each <= most;
   if (doubled) p.grid = twice;
   const int tiles = ((row_tiles + p.grid - 1) / p.grid) * per_warp;
   p.depth = std::min(tiles, columns == 16 ? (nvfp4 ? 2 : 1) : nvfp4 || (fp8 && !doubled) ? 4 : 2);

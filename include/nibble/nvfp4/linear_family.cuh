@@ -1,38 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// One resident matrix and epilogue as a kernel family: every kernel that its launches may use can be
+/// One resident matrix, epilogue and input as a kernel family: every kernel that its launches may use can be
 /// visited, so that a table of kernels loads them before anything is captured.
 #pragma once
 
-#include <array>
+#include <cstddef>
 
 #include "nibble/nvfp4/gemm.cuh"
 
 namespace nibble {
 
-/// y = epilogue(x · Wᵀ) for any number of tokens, p.m: matrix-vector kernels for up to 16, above them the
+/// y = epilogue(input(x) · Wᵀ) for p.m tokens. Input is plain_input or rms_normed<Weight>.
+///
+/// plain_input: launch() takes any number of tokens: matrix-vector kernels for up to 16, above them the
 /// tensor-core kernel where the format has one and it pays, else turns of 16.
-template <resident_layout Layout, class Epilogue, device_class Device = h200>
+/// rms_normed: launch() takes raw rows of at most 16 tokens and norms them itself. More tokens are normed by
+/// a kernel of the caller's, and launch_many() takes them as they are.
+template <resident_layout Layout, class Epilogue, class Input = plain_input, device_class Device = h200>
 struct linear_family {
-  using params = gemv_params<Epilogue>;
+  using params = gemv_params<Epilogue, Input>;
+  using plain_params = gemv_params<Epilogue>;
   static constexpr const char* name = "linear";
   static constexpr resident_layout layout = Layout;
+  /// Tokens up to which launch() norms.
+  static constexpr int most_normed_tokens = max_gemv_tokens;
   /// Whether there is a tensor-core kernel for many tokens.
   static constexpr bool has_gemm = Layout.shape.format != weight_format::bf16 && !Epilogue::finishes;
-  /// Blocks of the kernel that serves `m` tokens at most 16: what store_and_argmax wants to know.
+  /// Blocks of the kernel that serves `m` tokens, at most 16: what store_and_argmax wants to know.
   [[nodiscard]] static constexpr int blocks(int m) {
-    return select_gemv(Layout, token_columns(m), Device).grid;
+    return select_gemv(Layout, token_columns(m), Device, Input::norm_bytes).grid;
   }
 
-  /// visit(kernel, threads, dynamic shared bytes, name) → status, for every kernel of launch(). Ends at the
-  /// first status that is not good.
+  /// visit(kernel, threads, dynamic shared bytes, name) → status, for every kernel of launch() and
+  /// launch_many(). Ends at the first status that is not good.
   template <class Visit>
   static status for_each_kernel(Visit&& visit) {
-    status s = visit_gemv<1>(visit);
-    if (s.ok()) s = visit_gemv<2>(visit);
-    if (s.ok()) s = visit_gemv<4>(visit);
-    if (s.ok()) s = visit_gemv<8>(visit);
-    if (s.ok()) s = visit_gemv<16>(visit);
+    status s = visit_gemv<Input>(visit);
+    if constexpr (Input::normed && !has_gemm)
+      if (s.ok()) s = visit_gemv<plain_input>(visit);
     if constexpr (has_gemm)
       if (s.ok())
         s = visit(gemm_kernel_of<Layout, Epilogue>, gemm::threads,
@@ -40,21 +45,49 @@ struct linear_family {
     return s;
   }
 
-  /// p.m ≥ 1 tokens; the contract of launch_gemv.
   static status launch(const params& p, const launch_options& options) {
+    if constexpr (Input::normed) {
+      if (p.m > most_normed_tokens)
+        return status::invalid("nibble::linear", "more than 16 rows are normed beforehand: use launch_many");
+      return launch_gemv<Layout, Epilogue, Device>(p, p.m, options);
+    } else {
+      if constexpr (has_gemm)
+        if (gemm_pays(Layout, p.m, Device)) return launch_gemm<Layout, Epilogue>(p, p.m, options);
+      return launch_gemv<Layout, Epilogue, Device>(p, p.m, options);
+    }
+  }
+
+  /// More than 16 tokens whose rows are the input of the product as they stand; p.in is not looked at.
+  static status launch_many(const params& p, const launch_options& options) {
+    if (p.m <= most_normed_tokens)
+      return status::invalid("nibble::linear", "launch_many takes more than 16 tokens: use launch");
+    plain_params plain;
+    plain.tiles = p.tiles, plain.x = p.x, plain.ldx = p.ldx, plain.m = p.m, plain.out = p.out;
+    for (int i = 0; i < max_segments; ++i) plain.scale[i] = p.scale[i];
     if constexpr (has_gemm)
-      if (gemm_pays(Layout, p.m, Device)) return launch_gemm<Layout, Epilogue>(p, p.m, options);
-    return launch_gemv<Layout, Epilogue, Device>(p, p.m, options);
+      return launch_gemm<Layout, Epilogue>(plain, p.m, options);
+    else
+      return launch_gemv<Layout, Epilogue, Device>(plain, p.m, options);
   }
 
  private:
-  template <int Columns, class Visit>
+  template <class In, class Visit>
   static status visit_gemv(Visit& visit) {
-    constexpr gemv_policy policy = select_gemv(Layout, Columns, Device);
+    status s = visit_one<In, 1>(visit);
+    if (s.ok()) s = visit_one<In, 2>(visit);
+    if (s.ok()) s = visit_one<In, 4>(visit);
+    if (s.ok()) s = visit_one<In, 8>(visit);
+    if (s.ok()) s = visit_one<In, 16>(visit);
+    return s;
+  }
+  template <class In, int Columns, class Visit>
+  static status visit_one(Visit& visit) {
+    constexpr gemv_policy policy = select_gemv(Layout, Columns, Device, In::norm_bytes);
     if constexpr (Columns == 2)
-      if (policy == select_gemv(Layout, 1, Device)) return status::success();  // one kernel serves both
+      if (policy == select_gemv(Layout, 1, Device, In::norm_bytes))
+        return status::success();  // one kernel serves both
     constexpr gemv_plan plan = plan_for<Layout, policy>;
-    return visit(gemv_kernel_of<Layout, policy, Epilogue>, plan.threads,
+    return visit(gemv_kernel_of<Layout, policy, Epilogue, In>, plan.threads,
                  static_cast<std::size_t>(plan.shared_bytes), name);
   }
 };
