@@ -31,24 +31,24 @@ struct delta_shape {
 
   friend constexpr bool operator==(const delta_shape&, const delta_shape&) = default;
 
-  [[nodiscard]] constexpr int key_width() const { return key_heads * key_dim; }
-  [[nodiscard]] constexpr int value_width() const { return value_heads * value_dim; }
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int key_width() const { return key_heads * key_dim; }
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int value_width() const { return value_heads * value_dim; }
   /// Channels of the convolution: q | k | v.
-  [[nodiscard]] constexpr int channels() const { return 2 * key_width() + value_width(); }
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int channels() const { return 2 * key_width() + value_width(); }
   /// Elements of a projected row: q | k | v | z.
-  [[nodiscard]] constexpr int projected() const { return channels() + value_width(); }
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int projected() const { return channels() + value_width(); }
   /// Thread groups that share a value head.
-  [[nodiscard]] constexpr int splits() const { return value_dim / delta_columns; }
-  [[nodiscard]] constexpr std::size_t recurrent_bytes() const {
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int splits() const { return value_dim / delta_columns; }
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t recurrent_bytes() const {
     return std::size_t{4} * static_cast<std::size_t>(value_heads) * static_cast<std::size_t>(key_dim) *
            static_cast<std::size_t>(value_dim);
   }
   /// A ring of the last conv_width projected inputs (bf16): the input of position p is entry p mod
   /// conv_width.
-  [[nodiscard]] constexpr std::size_t window_bytes() const {
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t window_bytes() const {
     return std::size_t{2} * static_cast<std::size_t>(conv_width) * static_cast<std::size_t>(channels());
   }
-  [[nodiscard]] constexpr bool valid() const {
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr bool valid() const {
     return hidden > 0 && hidden % 256 == 0 && key_heads > 0 && value_heads > 0 &&
            value_heads % key_heads == 0 && (key_dim == 64 || key_dim == 128) &&
            (value_dim == 32 || value_dim == 64 || value_dim == 128 || value_dim == 256) && conv_width == 4;
@@ -57,12 +57,13 @@ struct delta_shape {
 
 /// Bytes of one layer and slot: the fp32 state in the kernels' own order, then the window. Zero bytes are the
 /// empty state; the position of its sequence is then 0. A multiple of 256.
-[[nodiscard]] constexpr std::size_t state_bytes(const delta_shape& s) {
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t state_bytes(const delta_shape& s) {
   return (s.recurrent_bytes() + s.window_bytes() + 255) / 256 * 256;
 }
 
 /// Where element (head, i, column) of the state lies, in floats: for those who look at a state from outside.
-[[nodiscard]] constexpr std::size_t state_index(const delta_shape& s, int head, int i, int column) {
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t state_index(const delta_shape& s, int head, int i,
+                                                                   int column) {
   // Lane l (0…15) of a column quad holds the rows 4 l … 4 l + 3 of every 64; a thread's 16 bytes are one row.
   const int split = column / delta_columns, quad = column % delta_columns / 4;
   const int lane = i % 64 / 4, j = i / 64 * 4 + i % 4;
@@ -75,7 +76,8 @@ struct delta_shape {
 
 /// Workspace of a prefill launch over `rows` rows, in bytes; 256-byte aligned, contents do not matter.
 /// Per row: q̂ | k̂ | v in fp32 (o takes the place of v), the b|a products, decay and β.
-[[nodiscard]] constexpr std::size_t delta_prefill_workspace_bytes(const delta_shape& s, int rows) {
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t delta_prefill_workspace_bytes(const delta_shape& s,
+                                                                                     int rows) {
   const std::size_t floats = static_cast<std::size_t>(s.channels()) +
                              2 * static_cast<std::size_t>(s.value_heads) +
                              2 * static_cast<std::size_t>(s.value_heads);

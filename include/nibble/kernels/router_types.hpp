@@ -11,6 +11,8 @@
 
 #include <cstddef>
 
+#include "nibble/core/config.hpp"
+
 namespace nibble {
 
 /// Rows that the one-kernel path takes.
@@ -24,17 +26,19 @@ struct router_shape {
   bool normalise = true;  ///< weights are divided by the sum of the chosen ones
 
   friend constexpr bool operator==(const router_shape&, const router_shape&) = default;
-  [[nodiscard]] constexpr bool valid() const {
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr bool valid() const {
     return hidden > 0 && hidden % 256 == 0 && experts > 0 && experts <= 1024 && top_k > 0 && top_k <= 32 &&
            top_k <= experts;
   }
   /// Row tiles of 16: the experts', and one for the gate.
-  [[nodiscard]] constexpr int tiles() const { return (experts + 15) / 16 + (shared ? 1 : 0); }
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int tiles() const {
+    return (experts + 15) / 16 + (shared ? 1 : 0);
+  }
 };
 
 /// Workspace of router launches that follow each other on one stream; 256-byte aligned, zeroed once when
 /// allocated: every launch leaves its counter at zero.
-[[nodiscard]] constexpr std::size_t router_workspace_bytes(const router_shape& s) {
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t router_workspace_bytes(const router_shape& s) {
   return 256 + std::size_t{4} * max_router_decode_rows * 16 * static_cast<std::size_t>(s.tiles());
 }
 

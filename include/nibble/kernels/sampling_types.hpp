@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "nibble/core/config.hpp"
+
 namespace nibble {
 
 /// Log-probabilities a row can ask for beside the chosen token's own.
@@ -59,19 +61,21 @@ inline constexpr int sampling_buckets = 4096;
 /// Tokens of one bucket that are ordered in shared memory; more take a slower way.
 inline constexpr int sampling_candidates = 4096;
 
-[[nodiscard]] constexpr int sampling_chunks(int vocab) {
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr int sampling_chunks(int vocab) {
   return (vocab + sampling_chunk - 1) / sampling_chunk;
 }
 
 namespace detail {
-[[nodiscard]] constexpr std::size_t up_to_256(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t up_to_256(std::size_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
 }  // namespace detail
 
 /// Where the parts of a row's workspace begin, in bytes.
 struct sampling_layout {
   std::size_t control = 0, histogram = 0, chunks = 0, chunk_top = 0, candidates = 0, adjusted = 0, bytes = 0;
 };
-[[nodiscard]] constexpr sampling_layout sampling_layout_of(int vocab) {
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr sampling_layout sampling_layout_of(int vocab) {
   const auto chunks = static_cast<std::size_t>(sampling_chunks(vocab));
   sampling_layout l;
   l.control = 0;
@@ -86,7 +90,7 @@ struct sampling_layout {
 
 /// Workspace of launches over at most `rows` rows that follow each other on one stream; 256-byte aligned,
 /// zeroed once when allocated (launches leave what they need at zero).
-[[nodiscard]] constexpr std::size_t sampling_workspace_bytes(int vocab, int rows) {
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t sampling_workspace_bytes(int vocab, int rows) {
   return sampling_layout_of(vocab).bytes * static_cast<std::size_t>(rows);
 }
 
