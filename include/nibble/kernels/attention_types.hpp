@@ -34,8 +34,10 @@ struct attention_shape {
 
   /// Query heads that share a KV head.
   [[nodiscard]] constexpr int group() const { return heads / kv_heads; }
-  [[nodiscard]] constexpr int q_width() const { return heads * head_dim * (gated ? 2 : 1); }
-  [[nodiscard]] constexpr int kv_width() const { return kv_heads * head_dim; }
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int q_width() const {
+    return heads * head_dim * (gated ? 2 : 1);
+  }
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int kv_width() const { return kv_heads * head_dim; }
   /// A row of the fused projection: q (each head with its gate behind it), k, v.
   [[nodiscard]] constexpr int qkv_width() const { return q_width() + 2 * kv_width(); }
   [[nodiscard]] constexpr int output_width() const { return heads * head_dim; }
@@ -50,6 +52,7 @@ struct attention_shape {
     if (kv_heads < 1 || heads < kv_heads || heads % kv_heads != 0)
       return "the query heads must be a multiple of the KV heads";
     if (group() > 16) return "at most 16 query heads can share a KV head";
+    if (group() > 8 && head_dim == 256) return "heads of 256 dimensions share a KV head by 8 at most";
     if (head_dim != 64 && head_dim != 128 && head_dim != 256) return "a head has 64, 128 or 256 dimensions";
     if (!power_of_two(rotary_dim) || rotary_dim > head_dim || rotary_dim < head_dim / 16)
       return "the rotary dimensions must be a power of two from head_dim / 16 to head_dim";

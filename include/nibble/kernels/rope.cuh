@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// One attention head in the registers of a warp: loading, RMSNorm, rotary embedding.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace nibble::device {
+
+/// (cos, sin) of an angle in radians, within 2 units in the last place of fp32 where |angle| < 2^22: a
+/// position below four million. π/2 is taken off in three parts; the first product is exact, since it and the
+/// angle are multiples of 2^-23 that nearly cancel. No local memory, unlike sincosf for large angles.
+__device__ __forceinline__ float2 cosine_sine(float angle) {
+  const float turns = rintf(angle * 0x1.45f306p-1f);
+  float r = fmaf(turns, -0x1.921fb6p+0f, angle);
+  r = fmaf(turns, 0x1.777a5cp-25f, r);
+  r = fmaf(turns, 0x1.ee59dap-50f, r);
+  const float z = r * r;
+  // Taylor series on |r| <= π/4: what is left off is below 2^-29.
+  float s = fmaf(z, fmaf(z, fmaf(z, 1.0f / 362880, -1.0f / 5040), 1.0f / 120), -1.0f / 6);
+  s = fmaf(z * r, s, r);
+  float c = fmaf(z, fmaf(z, fmaf(z, -1.0f / 3628800, 1.0f / 40320), -1.0f / 720), 1.0f / 24);
+  c = fmaf(z, fmaf(z, c, -0.5f), 1.0f);
+  const int quadrant = static_cast<int>(turns) & 3;
+  const float x = quadrant & 1 ? s : c, y = quadrant & 1 ? c : s;
+  return make_float2(quadrant == 1 || quadrant == 2 ? -x : x, quadrant & 2 ? -y : y);
+}
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xFFFF'FFFFu, v, offset);
+  return v;
+}
+
+/// A head of Dim values: lane l owns the Dim / 32 from l · Dim / 32 on.
+template <int Dim, int Rotary, bool ZeroCentred>
+struct warp_head {
+  static constexpr int each = Dim / 32;
+  static constexpr int half = Rotary / 2;
+  static_assert(half >= each, "a lane's values lie in one half of the rotation");
+  using values = float[each];
+  using bits = std::uint32_t[each / 2];
+
+  static __device__ __forceinline__ void load(bits& to, const __nv_bfloat16* head, int lane) {
+    const __nv_bfloat16* p = head + lane * each;
+    if constexpr (each == 8) {
+      const uint4 v = *reinterpret_cast<const uint4*>(p);
+      to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+    } else if constexpr (each == 4) {
+      const uint2 v = *reinterpret_cast<const uint2*>(p);
+      to[0] = v.x, to[1] = v.y;
+    } else {
+      to[0] = *reinterpret_cast<const std::uint32_t*>(p);
+    }
+  }
+  static __device__ __forceinline__ void unpack(values& to, const bits& from) {
+#pragma unroll
+    for (int i = 0; i < each / 2; ++i) {
+      to[2 * i] = __uint_as_float(from[i] << 16);
+      to[2 * i + 1] = __uint_as_float(from[i] & 0xFFFF'0000u);
+    }
+  }
+  /// x · (mean x² + eps)^-1/2 · w. \param weight [Dim]
+  static __device__ __forceinline__ void normalise(values& x, const float* weight, float eps, int lane) {
+    float squares = 0;
+#pragma unroll
+    for (int j = 0; j < each; ++j) squares = fmaf(x[j], x[j], squares);
+    const float factor = 1.0f / sqrtf(warp_sum(squares) * (1.0f / Dim) + eps);
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      const float w = weight[lane * each + j];
+      x[j] *= factor * (ZeroCentred ? 1.0f + w : w);
+    }
+  }
+  /// (cos, sin) of the angles of this lane's dimensions; lanes outside the rotation get (1, 0).
+  static __device__ __forceinline__ void angles(float2 (&to)[each], int position, const float* frequencies,
+                                                int lane) {
+#pragma unroll
+    for (int j = 0; j < each; ++j) to[j] = make_float2(1.0f, 0.0f);
+    if (lane < Rotary / each) {
+#pragma unroll
+      for (int j = 0; j < each; ++j)
+        to[j] = cosine_sine(static_cast<float>(position) * frequencies[(lane * each + j) & (half - 1)]);
+    }
+  }
+  /// Rotate-half of the first Rotary values.
+  static __device__ __forceinline__ void rotate(values& x, const float2 (&angle)[each], int lane) {
+    const float sign = lane < half / each ? -1.0f : 1.0f;
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      const float other = __shfl_xor_sync(0xFFFF'FFFFu, x[j], half / each);
+      if (lane < Rotary / each) x[j] = fmaf(x[j], angle[j].x, sign * other * angle[j].y);
+    }
+  }
+};
+
+}  // namespace nibble::device
