@@ -57,7 +57,8 @@ class generation {
         sampler_(request.sampling, tokens_),
         sink_(std::move(sink)) {}
 
-  /// The answer ends within one step, in the queue, in prefill or in decode; no token is chosen for it after that.
+  /// The answer ends within one step, in the queue, in prefill or in decode; no token is chosen for it after
+  /// that.
   void cancel() { ask(ending::cancelled); }
   /// As cancel(), but the client has all it wanted: the answer ends with `stop` and counts as finished.
   void satisfied() { ask(ending::satisfied); }
@@ -75,7 +76,8 @@ class generation {
     ending_.compare_exchange_strong(none, wish, std::memory_order_acq_rel);
   }
   finish_reason asked_reason() const {
-    return ending_.load(std::memory_order_acquire) == ending::satisfied ? finish_reason::stop : finish_reason::cancelled;
+    return ending_.load(std::memory_order_acquire) == ending::satisfied ? finish_reason::stop
+                                                                        : finish_reason::cancelled;
   }
   bool prefilling() const { return static_cast<int>(tokens_.size()) - position_ > 1; }
   int pending() const { return static_cast<int>(tokens_.size()) - position_; }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "token_sampler.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "nibble/core/error.hpp"
 
@@ -12,6 +14,20 @@ namespace {
   throw nibble::error(
       "the model gave logits that are not numbers, so no token can be drawn; the checkpoint or its "
       "quantisation is damaged");
+}
+
+// An id named twice gets both, as one entry.
+void merge_repeated(std::vector<nibble::host::token_bias>& biases) {
+  std::stable_sort(biases.begin(), biases.end(),
+                   [](const auto& a, const auto& b) { return a.token < b.token; });
+  std::size_t kept = 0;
+  for (const auto& item : biases) {
+    if (kept > 0 && biases[kept - 1].token == item.token)
+      biases[kept - 1].bias += item.bias;
+    else
+      biases[kept++] = item;
+  }
+  biases.resize(kept);
 }
 
 }  // namespace
@@ -34,17 +50,22 @@ std::string sampling_refusal(const sampling_options& options, int vocab_size) {
              std::to_string(vocab_size);
     if (!std::isfinite(bias)) return "logit_bias values must be finite";
   }
+  if (options.allowed.empty()) return {};
+  const auto words = (static_cast<std::size_t>(vocab_size) + 31) / 32;
+  if (options.allowed.size() != words)
+    return "the mask of allowed tokens has " + std::to_string(options.allowed.size()) + " words, " +
+           std::to_string(words) + " are needed";
+  const auto past = static_cast<unsigned>(words * 32 - static_cast<std::size_t>(vocab_size));
+  if (std::all_of(options.allowed.begin(), options.allowed.end() - 1, [](auto word) { return word == 0; }) &&
+      (options.allowed.back() << past) == 0)
+    return "the mask of allowed tokens allows none";
   return {};
 }
 
 token_sampler::token_sampler(const sampling_options& options, std::span<const std::int32_t> prompt)
     : options_(options) {
-  if (penalised()) seen_.add_prompt(prompt);
-}
-
-bool token_sampler::penalised() const {
-  return options_.repetition_penalty != 1 || options_.presence_penalty != 0 ||
-         options_.frequency_penalty != 0;
+  merge_repeated(options_.logit_bias);
+  if (options_.penalised()) seen_.add_prompt(prompt);
 }
 
 sampled_token token_sampler::choose(std::span<float> logits) {
@@ -52,7 +73,10 @@ sampled_token token_sampler::choose(std::span<float> logits) {
   thread_local nibble::host::sampling_workspace workspace;
   thread_local std::vector<float> raw;
   if (options_.logprobs) raw.assign(logits.begin(), logits.end());
-  if (penalised())
+  if (!options_.allowed.empty())
+    for (std::size_t id = 0; id < logits.size(); ++id)
+      if ((options_.allowed[id / 32] >> (id % 32) & 1u) == 0) logits[id] = -HUGE_VALF;
+  if (options_.penalised())
     nibble::host::apply_penalties(logits, seen_.seen(),
                                   {.repetition = options_.repetition_penalty,
                                    .presence = options_.presence_penalty,
@@ -66,7 +90,7 @@ sampled_token token_sampler::choose(std::span<float> logits) {
                                            .seed = options_.seed},
                                           drawn_++, workspace);
   if (drawn.status != nibble::host::sample_status::ok) no_distribution();
-  if (penalised()) seen_.add_generated(drawn.token);
+  if (options_.penalised()) seen_.add_generated(drawn.token);
   sampled_token result{.id = drawn.token, .logprob = std::nullopt, .top = {}};
   if (options_.logprobs) {
     auto report = nibble::host::logprobs(raw, drawn.token, *options_.logprobs);
@@ -74,6 +98,18 @@ sampled_token token_sampler::choose(std::span<float> logits) {
     result.logprob = report.chosen.logprob;
     result.top = std::move(report.top);
   }
+  return result;
+}
+
+sampled_token token_sampler::accept(const nibble::sampled_row& row) {
+  if (row.status != 0) no_distribution();
+  ++drawn_;
+  if (options_.penalised()) seen_.add_generated(row.token);
+  sampled_token result{.id = row.token, .logprob = std::nullopt, .top = {}};
+  if (!options_.logprobs) return result;
+  result.logprob = row.logprob;
+  const int count = std::clamp(row.top_count, 0, std::min(*options_.logprobs, nibble::max_top_logprobs));
+  for (int i = 0; i < count; ++i) result.top.push_back({row.top_token[i], row.top_logprob[i]});
   return result;
 }
 

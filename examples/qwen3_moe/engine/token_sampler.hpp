@@ -6,26 +6,13 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "nibble/host/sampling.hpp"
+#include "nibble/kernels/sampling_types.hpp"
+#include "sampling_options.hpp"
 
 namespace qwen3_moe {
-
-struct sampling_options {
-  float temperature = 1;         ///< 0 and up; 0 takes the likeliest token
-  int top_k = 0;                 ///< 0 and less: off
-  float top_p = 1;               ///< in [0, 1]; 0 keeps one token
-  float min_p = 0;               ///< in [0, 1]
-  float repetition_penalty = 1;  ///< above 0; prompt and answer
-  float presence_penalty = 0;    ///< answer
-  float frequency_penalty = 0;   ///< answer
-  std::uint64_t seed = 0;        ///< with the number of tokens drawn so far, decides each draw
-  std::vector<nibble::host::token_bias> logit_bias;
-  std::optional<int>
-      logprobs;  ///< how many alternatives to report beside the token's own; none: report nothing
-};
 
 using nibble::host::token_logprob;
 
@@ -35,11 +22,9 @@ struct sampled_token {
   std::vector<token_logprob> top;  ///< likeliest first
 };
 
-/// Why these options cannot be used with this vocabulary, or an empty text.
-std::string sampling_refusal(const sampling_options& options, int vocab_size);
-
 /// Holds what a draw depends on besides the logits: the options, the tokens seen and their number. So a
-/// request draws the same tokens whoever shares its batch, and after it was computed again.
+/// request draws the same tokens whoever shares its batch, wherever they are drawn, and after it was computed
+/// again.
 class token_sampler {
  public:
   token_sampler(const sampling_options& options, std::span<const std::int32_t> prompt);
@@ -48,9 +33,16 @@ class token_sampler {
   /// nothing but -inf.
   sampled_token choose(std::span<float> logits);
 
- private:
-  bool penalised() const;
+  /// Takes a token that a runner drew with these options and `drawn()`, `seen()`. Throws as choose() does.
+  sampled_token accept(const nibble::sampled_row& row);
 
+  [[nodiscard]] const sampling_options& options() const { return options_; }
+  /// Tokens drawn so far.
+  [[nodiscard]] std::uint64_t drawn() const { return drawn_; }
+  /// Empty without penalties. Holds until the next draw.
+  [[nodiscard]] std::span<const nibble::host::token_counter::seen_token> seen() const { return seen_.seen(); }
+
+ private:
   sampling_options options_;
   nibble::host::token_counter seen_;
   std::uint64_t drawn_ = 0;
