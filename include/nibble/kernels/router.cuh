@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// The family of router kernels.
+#pragma once
+
+#include "nibble/core/launch.cuh"
+#include "nibble/kernels/norm.cuh"
+#include "nibble/kernels/router_kernel.cuh"
+
+namespace nibble {
+
+template <router_shape S, int Rows>
+inline constexpr auto router_decode_kernel_of =
+    &router_decode_kernel<Rows, S.hidden, S.experts, S.top_k, S.shared, S.normalise>;
+template <router_shape S>
+inline constexpr auto router_prefill_kernel_of =
+    &router_prefill_kernel<S.hidden, S.experts, S.top_k, S.shared, S.normalise>;
+
+/// RMSNorm of the residual stream, router logits, the choice, the shared expert's gate. Up to 16 rows in one
+/// kernel, more in two (the norm, then the rest). A row's results are the same bits for any number of rows.
+/// Cost: the router's weights once for few rows; matrix instructions for many.
+template <router_shape Shape>
+struct router_family {
+  static_assert(Shape.valid(),
+                "a router has a hidden size that is a multiple of 256, at most 1024 experts, "
+                "and chooses at most 32 of them");
+  using params = router_params;
+  using norm = rms_norm_family<Shape.hidden>;
+  using product = rows_product_plan<Shape.experts, Shape.shared, Shape.hidden>;
+  static constexpr const char* name = "router";
+
+  template <class Visit>
+  static status for_each_kernel(Visit&& visit) {
+    status s = visit_decode<1>(visit);
+    if (s.ok()) s = visit_decode<4>(visit);
+    if (s.ok()) s = visit_decode<8>(visit);
+    if (s.ok()) s = visit_decode<16>(visit);
+    if (s.ok()) s = norm::for_each_kernel(visit);
+    if (s.ok())
+      s = visit(router_prefill_kernel_of<Shape>, product::threads,
+                static_cast<std::size_t>(product::shared_bytes), "router_prefill");
+    return s;
+  }
+
+  static status launch(const params& p, const launch_options& options) {
+    if (const status s = check(p); !s.ok()) return s;
+    if (p.rows > max_router_decode_rows) return launch_prefill(p, options);
+    if (p.rows == 1) return decode<1>(p, options);
+    if (p.rows <= 4) return decode<4>(p, options);
+    return p.rows <= 8 ? decode<8>(p, options) : decode<16>(p, options);
+  }
+
+  /// The two-kernel path for any number of rows.
+  static status launch_prefill(const params& p, const launch_options& options) {
+    if (const status s = check(p); !s.ok()) return s;
+    rms_norm_params n;
+    n.rows = p.rows, n.x = p.hidden, n.ldx = p.ldh, n.weight = p.norm, n.zero_centred = p.zero_centred;
+    n.eps = p.eps, n.y = p.normed, n.ldy = p.ldn;
+    if (const status s = norm::launch(n, options); !s.ok()) return s;
+    const int blocks = (p.rows + product::tile_rows - 1) / product::tile_rows;
+    return nibble::launch(router_prefill_kernel_of<Shape>, dim3(static_cast<unsigned>(blocks)),
+                          product::threads, product::shared_bytes, options, name, p);
+  }
+
+ private:
+  template <int Rows, class Visit>
+  static status visit_decode(Visit& visit) {
+    using plan = router_plan<Shape.hidden, Rows>;
+    return visit(router_decode_kernel_of<Shape, Rows>, plan::threads,
+                 static_cast<std::size_t>(plan::shared_bytes), "router_decode");
+  }
+  template <int Rows>
+  static status decode(const params& p, const launch_options& options) {
+    using plan = router_plan<Shape.hidden, Rows>;
+    return nibble::launch(router_decode_kernel_of<Shape, Rows>, dim3(static_cast<unsigned>(Shape.tiles())),
+                          plan::threads, plan::shared_bytes, options, name, p);
+  }
+  static status check(const params& p) {
+    const auto aligned = [](const void* a) {
+      return a != nullptr && reinterpret_cast<std::uintptr_t>(a) % 16 == 0;
+    };
+    const auto rows = [&](const void* a, int ld) { return aligned(a) && ld >= Shape.hidden && ld % 8 == 0; };
+    if (p.rows < 1) return status::invalid(name, "a launch takes at least one row");
+    if (!rows(p.hidden, p.ldh) || !rows(p.normed, p.ldn) || p.hidden == p.normed)
+      return status::invalid(name,
+                             "hidden and normed are different, at 16-byte addresses, with row strides "
+                             "of the hidden size or more, multiples of 8");
+    if (!aligned(p.norm) || !aligned(p.weight) || (Shape.shared && !aligned(p.gate)))
+      return status::invalid(name, "the norm's, router's and gate's weights need 16-byte addresses");
+    if (p.ids == nullptr || p.weights == nullptr || (Shape.shared && p.shared_weights == nullptr))
+      return status::invalid(name, "ids, weights or shared_weights are missing");
+    if (!aligned(p.workspace)) return status::invalid(name, "the workspace needs a 256-byte address");
+    return status::success();
+  }
+};
+
+}  // namespace nibble

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// The router's kernels: one for up to 16 rows, and the product with the choice behind it for many.
+#pragma once
+
+#include <cstdint>
+
+#include "nibble/kernels/norm_math.cuh"
+#include "nibble/kernels/router_choice.cuh"
+#include "nibble/kernels/router_params.cuh"
+#include "nibble/kernels/rows_product.cuh"
+
+namespace nibble {
+
+/// Sizes of the kernel for few rows: a block per 16 experts, its warps split K.
+template <int Hidden, int Rows>
+struct router_plan {
+  static constexpr int k_tiles = Hidden / 128;
+  static constexpr int warps = [] {
+    int w = k_tiles < 16 ? k_tiles : 16;
+    while (k_tiles % w != 0) --w;
+    return w;
+  }();
+  static constexpr int threads = 32 * warps;
+  static constexpr int tiles_warp = k_tiles / warps;
+  static constexpr int token_tiles = Rows > 8 ? 2 : 1;
+  static constexpr int parts = Hidden / device::norm_columns;
+  static constexpr int tasks = (Rows * parts + warps - 1) / warps;  ///< (row, 256 columns) of a warp
+  static constexpr int row_bytes = 2 * Hidden + 64;  ///< 64: eight tokens' lanes meet no bank twice
+  static constexpr int sums_bytes = 2 * k_tiles * token_tiles * 512;
+  static constexpr int shared_bytes = Rows * row_bytes + sums_bytes;
+};
+
+template <int Rows, int Hidden, int Experts, int TopK, bool Shared, bool Normalise>
+__global__ __launch_bounds__(router_plan<Hidden, Rows>::threads) void router_decode_kernel(
+    const __grid_constant__ router_params p) {
+  using namespace device;
+  using plan = router_plan<Hidden, Rows>;
+  constexpr int expert_tiles = (Experts + 15) / 16, ldl = 16 * (expert_tiles + (Shared ? 1 : 0));
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  __shared__ float squares[Rows][plan::parts];
+  __shared__ bool last;
+  auto* const sums = reinterpret_cast<float*>(shared + Rows * plan::row_bytes);
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int tile = static_cast<int>(blockIdx.x);
+  const bool is_gate = Shared && tile == expert_tiles;
+
+  // Before the wait: this warp's weights, and the norm's.
+  weight_run w[plan::tiles_warp][4];
+  {
+    const auto row_of = [&](int r) {
+      return is_gate ? p.gate
+                     : p.weight + static_cast<std::size_t>(Experts % 16 == 0 || r < Experts ? r : 0) * Hidden;
+    };
+    const __nv_bfloat16* const upper = row_of(16 * tile + g) + 8 * t;
+    const __nv_bfloat16* const lower = row_of(16 * tile + g + 8) + 8 * t;
+#pragma unroll
+    for (int i = 0; i < plan::tiles_warp; ++i)
+#pragma unroll
+      for (int run = 0; run < 4; ++run) {
+        const int k = 128 * (warp * plan::tiles_warp + i) + 32 * run;
+        w[i][run] = {load_weights(upper + k), load_weights(lower + k)};
+      }
+  }
+  norm_weights weights[plan::tasks < 2 ? plan::tasks : 1];
+  if constexpr (plan::tasks < 2)
+    weights[0].load(p.norm + 256 * (warp % plan::parts) + 8 * lane, p.zero_centred);
+  wait_for_previous_grid();
+  let_next_grid_start();
+
+  // The norm of every row, by every block: a row is 4 KB in L2. Task j of a warp: row and 256 columns.
+  uint4 x[plan::tasks];
+#pragma unroll
+  for (int j = 0; j < plan::tasks; ++j) {
+    const int task = warp + plan::warps * j, row = task / plan::parts, part = task % plan::parts;
+    if (row < p.rows)
+      x[j] = load_16(p.hidden + static_cast<std::size_t>(row) * p.ldh + 256 * part + 8 * lane);
+  }
+#pragma unroll
+  for (int j = 0; j < plan::tasks; ++j) {
+    const int task = warp + plan::warps * j, row = task / plan::parts, part = task % plan::parts;
+    if (row >= p.rows) continue;
+    const float own = norm_squares(x[j]);
+    if (lane == 0) squares[row][part] = own;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < plan::tasks; ++j) {
+    const int task = warp + plan::warps * j, row = task / plan::parts, part = task % plan::parts;
+    if (row >= p.rows) continue;
+    if constexpr (plan::tasks >= 2) weights[0].load(p.norm + 256 * part + 8 * lane, p.zero_centred);
+    const uint4 y = weights[0].apply(x[j], norm_factor<plan::parts>(squares[row], p.eps));
+    *reinterpret_cast<uint4*>(shared + row * plan::row_bytes + 2 * (256 * part + 8 * lane)) = y;
+    if (row % static_cast<int>(gridDim.x) == tile)
+      *reinterpret_cast<uint4*>(p.normed + static_cast<std::size_t>(row) * p.ldn + 256 * part + 8 * lane) = y;
+  }
+  __syncthreads();
+
+  // Runs of 64 columns; sums lie by run, then as the instruction leaves them.
+#pragma unroll
+  for (int n = 0; n < plan::token_tiles; ++n) {
+    const std::uint32_t row = shared_address(shared) + min(8 * n + g, p.rows - 1) * plan::row_bytes + 16 * t;
+#pragma unroll
+    for (int i = 0; i < plan::tiles_warp; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int k_tile = warp * plan::tiles_warp + i;
+        float c[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int run = 0; run < 2; ++run)
+          multiply_run(c, w[i][2 * half + run], load_shared(row + 256 * k_tile + 128 * half + 64 * run));
+        *reinterpret_cast<float4*>(sums + (((2 * k_tile + half) * plan::token_tiles + n) * 32 + lane) * 4) =
+            make_float4(c[0], c[1], c[2], c[3]);
+      }
+  }
+  __syncthreads();
+  auto* const logits = reinterpret_cast<float*>(p.workspace + 256);
+  auto* const counter = reinterpret_cast<unsigned*>(p.workspace);
+  for (int v = static_cast<int>(threadIdx.x); v < 16 * p.rows; v += plan::threads) {
+    const int row = v % 16, token = v / 16;
+    const float* from = sums + (token / 8 * 32 + row % 8 * 4 + token % 8 / 2) * 4 + row / 8 * 2 + token % 2;
+    float sum = 0.0f;
+#pragma unroll
+    for (int run = 0; run < Hidden / 64; ++run) sum = __fadd_rn(sum, from[run * plan::token_tiles * 128]);
+    logits[token * ldl + 16 * tile + row] = sum;
+  }
+  // The block that arrives last chooses. atomicInc leaves the counter at zero for the next launch.
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  for (int row = warp; row < p.rows; row += plan::warps) {
+    choose_experts<Experts, TopK, Normalise>(logits + row * ldl, p.ids + row * TopK, p.weights + row * TopK);
+    if (Shared && lane == 0) p.shared_weights[row] = sigmoid(logits[row * ldl + 16 * expert_tiles]);
+  }
+}
+
+/// Logits and choice of 64 normalised rows a block.
+template <int Hidden, int Experts, int TopK, bool Shared, bool Normalise>
+__global__ __launch_bounds__(256) void router_prefill_kernel(const __grid_constant__ router_params p) {
+  using namespace device;
+  using plan = rows_product_plan<Experts, Shared, Hidden>;
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  wait_for_previous_grid();
+  let_next_grid_start();
+  const int first = plan::tile_rows * static_cast<int>(blockIdx.x);
+  const float* results =
+      rows_product<Experts, Shared, Hidden>({p.normed, p.ldn, p.weight, p.gate}, first, p.rows - 1, shared);
+  for (int i = static_cast<int>(threadIdx.x) >> 5; i < plan::tile_rows; i += plan::threads / 32) {
+    const int row = first + i;
+    if (row >= p.rows) break;
+    choose_experts<Experts, TopK, Normalise>(results + i * plan::ldr,
+                                             p.ids + static_cast<std::size_t>(row) * TopK,
+                                             p.weights + static_cast<std::size_t>(row) * TopK);
+    if (Shared && (threadIdx.x & 31) == 0)
+      p.shared_weights[row] = sigmoid(results[i * plan::ldr + plan::extra_row]);
+  }
+}
+
+}  // namespace nibble
