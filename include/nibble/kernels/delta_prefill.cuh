@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// The family of prefill kernels of the delta rule.
+#pragma once
+
+#include "nibble/kernels/delta_decode.cuh"
+#include "nibble/kernels/delta_prefill_kernel.cuh"
+
+namespace nibble {
+
+template <delta_shape S>
+inline constexpr auto delta_gates_kernel_of = &delta_gates_kernel<S.hidden, S.channels(), S.value_heads>;
+template <delta_shape S>
+inline constexpr auto delta_conv_kernel_of =
+    &delta_conv_kernel<S.key_heads, S.value_heads, S.key_dim, S.value_dim>;
+template <delta_shape S>
+inline constexpr auto delta_recurrence_kernel_of =
+    &delta_recurrence_kernel<S.key_heads, S.value_heads, S.key_dim, S.value_dim>;
+template <delta_shape S>
+inline constexpr auto delta_norm_kernel_of =
+    &delta_norm_kernel<S.key_heads, S.value_heads, S.key_dim, S.value_dim>;
+
+/// Any number of rows per sequence, x normalised. Four kernels: gates, convolution, recurrence, gated norm.
+/// The same bits however a sequence is cut into launches, and whoever shares them. Cost: the recurrence is a
+/// chain over tokens with value_heads · value_dim / 32 blocks per sequence.
+///
+/// `step.first_row`, `position` and `slot` must be older than the kernel launched just before; rows of the
+/// launch are the step's rows first_row[0] … first_row[sequences] - 1, at most `rows` of them.
+template <delta_shape Shape>
+struct delta_prefill_family {
+  static_assert(Shape.valid(),
+                "the delta rule has 64 or 128 key and 32, 64, 128 or 256 value dimensions, a "
+                "window of 4, and a hidden size that is a multiple of 256");
+  using params = delta_rule_params;
+  using product = rows_product_plan<2 * Shape.value_heads, false, Shape.hidden>;
+  using stream = delta_stream<Shape.key_dim>;
+  static constexpr const char* name = "delta_prefill";
+
+  template <class Visit>
+  static status for_each_kernel(Visit&& visit) {
+    status s = visit(delta_gates_kernel_of<Shape>, product::threads,
+                     static_cast<std::size_t>(product::shared_bytes), "delta_gates");
+    if (s.ok()) s = visit(delta_conv_kernel_of<Shape>, 256, std::size_t{0}, "delta_conv");
+    if (s.ok())
+      s = visit(delta_recurrence_kernel_of<Shape>, device::delta_threads,
+                static_cast<std::size_t>(stream::shared_bytes), "delta_recurrence");
+    if (s.ok()) s = visit(delta_norm_kernel_of<Shape>, 256, std::size_t{0}, "delta_norm");
+    return s;
+  }
+
+  static status launch(const params& p, const launch_options& options) {
+    if (const status s = detail::check_delta(Shape, p, name); !s.ok()) return s;
+    if (p.rows < 1) return status::invalid(name, "a launch takes at least one row");
+    if (p.workspace == nullptr || reinterpret_cast<std::uintptr_t>(p.workspace) % 256 != 0)
+      return status::invalid(name, "the workspace needs a 256-byte address");
+    const auto count = [](int n, int by) { return static_cast<unsigned>((n + by - 1) / by); };
+    const auto sequences = static_cast<unsigned>(p.step.sequences);
+    const unsigned tiles = count(p.rows, delta_run) + sequences;
+    status s = nibble::launch(delta_gates_kernel_of<Shape>, dim3(count(p.rows, product::tile_rows)),
+                              product::threads, product::shared_bytes, options, name, p);
+    if (s.ok())
+      s = nibble::launch(delta_conv_kernel_of<Shape>,
+                         dim3(tiles, count(2 * Shape.key_heads + Shape.value_heads, 8)), 256, 0, options,
+                         name, p);
+    if (s.ok())
+      s = nibble::launch(
+          delta_recurrence_kernel_of<Shape>,
+          dim3(static_cast<unsigned>(Shape.splits()), static_cast<unsigned>(Shape.value_heads), sequences),
+          device::delta_threads, stream::shared_bytes, options, name, p);
+    if (s.ok())
+      s = nibble::launch(delta_norm_kernel_of<Shape>, dim3(tiles, count(Shape.value_heads, 8)), 256, 0,
+                         options, name, p);
+    return s;
+  }
+};
+
+}  // namespace nibble

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Prefill of the delta rule: the gates, the convolution, the recurrence token by token, the gated norm.
+///
+/// The recurrence does a token's steps in decode's order with the state in registers, so the results are the
+/// same bits however a prompt is cut. Rows of the workspace count from the launch's first row.
+#pragma once
+
+#include "nibble/kernels/delta_params.cuh"
+#include "nibble/kernels/delta_step.cuh"
+#include "nibble/kernels/rows_product.cuh"
+
+namespace nibble {
+
+/// Tokens of a run in the convolution and the gated norm.
+inline constexpr int delta_run = 32;
+
+/// Where the parts of a prefill's workspace lie, in floats.
+template <int Channels, int ValueHeads>
+struct delta_workspace {
+  float* rows;    ///< [rows][Channels]: q̂ | k̂ | v, o in place of v
+  float2* gates;  ///< [rows][ValueHeads]: decay, β
+  __device__ __forceinline__ explicit delta_workspace(const delta_rule_params& p)
+      : rows(reinterpret_cast<float*>(p.workspace)),
+        gates(reinterpret_cast<float2*>(rows + static_cast<std::size_t>(p.rows) * Channels)) {}
+};
+
+/// decay and β of 64 rows a block, from x and the b|a matrix.
+template <int Hidden, int Channels, int ValueHeads>
+__global__ __launch_bounds__(256) void delta_gates_kernel(const __grid_constant__ delta_rule_params p) {
+  using namespace device;
+  using plan = rows_product_plan<2 * ValueHeads, false, Hidden>;
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const int base = load_int(p.step.first_row);
+  const int count = min(p.rows, load_int(p.step.first_row + p.step.sequences) - base);
+  wait_for_previous_grid();
+  let_next_grid_start();
+  const int first = plan::tile_rows * static_cast<int>(blockIdx.x);
+  if (first >= count) return;
+  const __nv_bfloat16* x = p.x + static_cast<std::size_t>(base) * p.ldx;
+  const float* results =
+      rows_product<2 * ValueHeads, false, Hidden>({x, p.ldx, p.ba, nullptr}, first, count - 1, shared);
+  const delta_workspace<Channels, ValueHeads> work(p);
+  for (int i = static_cast<int>(threadIdx.x); i < plan::tile_rows * ValueHeads; i += plan::threads) {
+    const int token = i / ValueHeads, head = i % ValueHeads;
+    if (first + token >= count) break;
+    const float* r = results + token * plan::ldr;
+    const delta_gates g = gates_of(r[head], r[ValueHeads + head], expf(p.a_log[head]), p.dt_bias[head]);
+    work.gates[static_cast<std::size_t>(first + token) * ValueHeads + head] = make_float2(g.decay, g.beta);
+  }
+}
+
+namespace device {
+
+/// One warp: a run of one head's Dim channels, Dim / 32 neighbouring ones a lane. The first run of a sequence
+/// begins with the window and leaves the new one in it.
+template <int Dim, bool Normalised>
+__device__ __forceinline__ void convolve_run(const delta_rule_params& p, const row_tile& tile, int channels,
+                                             int channel, __nv_bfloat16* window, int position, float scale,
+                                             float* work, int base) {
+  constexpr int each = Dim / 32;
+  const int at = channel + each * (threadIdx.x & 31);
+  const auto load = [](float(&to)[each], const __nv_bfloat16* from) {
+    if constexpr (each == 1) {
+      to[0] = load_bf16(from);
+    } else {
+#pragma unroll
+      for (int i = 0; i < each; i += 2) {
+        const float2 v = unpack(*reinterpret_cast<const std::uint32_t*>(from + i));
+        to[i] = v.x, to[i + 1] = v.y;
+      }
+    }
+  };
+  const auto row = [&](int r) { return p.qkvz + static_cast<std::size_t>(r) * p.ldqkvz + at; };
+  float4 weight[each];
+#pragma unroll
+  for (int i = 0; i < each; ++i) weight[i] = load_float4(p.conv + 4 * (at + i));
+  float x[4][each];
+#pragma unroll
+  for (int j = 0; j < 3; ++j) {
+    const int back = tile.first_row - 3 + j;
+    if (back >= tile.begin)
+      load(x[j], row(back));
+    else  // position + (back - begin) is the input's own position
+      load(x[j], window + ((position + back - tile.begin) & 3) * channels + at);
+  }
+  if (tile.index == 0) {  // this warp alone reads and writes these channels of the window
+    __syncwarp();
+    const int count = tile.end - tile.begin;
+    for (int r = max(0, count - 4); r < count; ++r)
+#pragma unroll
+      for (int i = 0; i < each; ++i)
+        window[((position + r) & 3) * channels + at + i] = row(tile.begin + r)[i];
+  }
+#pragma unroll 4
+  for (int r = 0; r < tile.rows; ++r) {
+    load(x[3], row(tile.first_row + r));
+    float y[each];
+#pragma unroll
+    for (int i = 0; i < each; ++i) y[i] = conv_tap(weight[i], x[0][i], x[1][i], x[2][i], x[3][i]);
+    if constexpr (Normalised) {
+      // Decode's order: neighbours first up to 32 channels, then the groups of 32 in their order.
+      float s[each];
+#pragma unroll
+      for (int i = 0; i < each; ++i) s[i] = __fmul_rn(y[i], y[i]);
+#pragma unroll
+      for (int width = each; width > 1; width /= 2)
+#pragma unroll
+        for (int i = 0; i < width / 2; ++i) s[i] = __fadd_rn(s[2 * i], s[2 * i + 1]);
+      const float group = sum_lanes<32 / each>(s[0]);
+      float sum = __shfl_sync(whole_warp, group, 0);
+#pragma unroll
+      for (int i = 1; i < each; ++i) sum = __fadd_rn(sum, __shfl_sync(whole_warp, group, i * (32 / each)));
+      const float factor = l2_factor(sum, scale);
+#pragma unroll
+      for (int i = 0; i < each; ++i) y[i] = __fmul_rn(y[i], factor);
+    }
+    float* to = work + static_cast<std::size_t>(tile.first_row + r - base) * channels + at;
+    if constexpr (each % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < each; i += 4)
+        *reinterpret_cast<float4*>(to + i) = make_float4(y[i], y[i + 1], y[i + 2], y[i + 3]);
+    } else if constexpr (each == 2) {
+      *reinterpret_cast<float2*>(to) = make_float2(y[0], y[1]);
+    } else {
+      to[0] = y[0];
+    }
+#pragma unroll
+    for (int i = 0; i < each; ++i) x[0][i] = x[1][i], x[1][i] = x[2][i], x[2][i] = x[3][i];
+  }
+}
+
+}  // namespace device
+
+/// Convolution, SiLU and l2 norms: a warp per (run of 32 rows, head), the heads of q, of k, of v in turn.
+template <int KeyHeads, int ValueHeads, int KeyDim, int ValueDim>
+__global__ __launch_bounds__(256) void delta_conv_kernel(const __grid_constant__ delta_rule_params p) {
+  using namespace device;
+  constexpr delta_shape shape{256, KeyHeads, ValueHeads, KeyDim, ValueDim, 4};
+  constexpr int channels = shape.channels();
+  wait_for_previous_grid();
+  let_next_grid_start();
+  const row_tile tile =
+      find_tile<delta_run>(p.step.first_row, p.step.sequences, static_cast<int>(blockIdx.x));
+  const int head = 8 * static_cast<int>(blockIdx.y) + (static_cast<int>(threadIdx.x) >> 5);
+  if (tile.sequence < 0 || head >= 2 * KeyHeads + ValueHeads) return;
+  const int position = p.step.position[tile.sequence];
+  if (position < 0) return;
+  const int base = p.step.first_row[0];
+  auto* const window =
+      reinterpret_cast<__nv_bfloat16*>(p.pool.slot(p.step.slot[tile.sequence]) + shape.recurrent_bytes());
+  auto* const work = delta_workspace<channels, ValueHeads>(p).rows;
+  if (head < 2 * KeyHeads)
+    convolve_run<KeyDim, true>(p, tile, channels, head * KeyDim, window, position,
+                               head < KeyHeads ? query_scale<KeyDim> : 1.0f, work, base);
+  else
+    convolve_run<ValueDim, false>(p, tile, channels, 2 * KeyHeads * KeyDim + (head - 2 * KeyHeads) * ValueDim,
+                                  window, position, 1.0f, work, base);
+}
+
+/// Sizes of the recurrence: tokens come through shared memory in stages.
+template <int KeyDim>
+struct delta_stream {
+  static constexpr int tokens = 16, stages = 3;
+  static constexpr int token_floats = 2 * KeyDim + delta_columns;  ///< q̂ | k̂ | v
+  static constexpr int stage_bytes = tokens * (4 * token_floats + 8);
+  static constexpr int shared_bytes = stages * stage_bytes;
+};
+
+/// A block per (32 columns, value head, sequence).
+template <int KeyHeads, int ValueHeads, int KeyDim, int ValueDim>
+__global__ __launch_bounds__(device::delta_threads) void delta_recurrence_kernel(
+    const __grid_constant__ delta_rule_params p) {
+  using namespace device;
+  constexpr delta_shape shape{256, KeyHeads, ValueHeads, KeyDim, ValueDim, 4};
+  constexpr int channels = shape.channels(), splits = shape.splits();
+  using stream = delta_stream<KeyDim>;
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const int t = threadIdx.x, split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
+  const int key_head = head / (ValueHeads / KeyHeads);
+  const int base = load_int(p.step.first_row), begin = load_int(p.step.first_row + sequence) - base;
+  const int count = load_int(p.step.first_row + sequence + 1) - base - begin;
+  const int position = load_int(p.step.position + sequence), slot = load_int(p.step.slot + sequence);
+  const bool idle = position < 0 || count <= 0;
+  float* const state = reinterpret_cast<float*>(p.pool.slot(idle ? 0 : slot)) +
+                       static_cast<std::size_t>(head * splits + split) * (KeyDim * delta_columns);
+  delta_fragment<KeyDim> s;
+  if (!idle) s.load(state, t);
+  wait_for_previous_grid();
+  let_next_grid_start();
+  if (idle) return;
+  const delta_workspace<channels, ValueHeads> work(p);
+  float* const rows = work.rows + static_cast<std::size_t>(begin) * channels;
+  const float2* const gates = work.gates + static_cast<std::size_t>(begin) * ValueHeads + head;
+  const int v_at = 2 * shape.key_width() + head * ValueDim + split * delta_columns;
+
+  const auto fetch = [&](int stage_number) {
+    const int first = stage_number * stream::tokens;
+    const std::uint32_t to = shared_address(shared) + stage_number % stream::stages * stream::stage_bytes;
+    constexpr int pieces = stream::token_floats / 4;
+#pragma unroll
+    for (int i = 0; i < (stream::tokens * pieces + delta_threads - 1) / delta_threads; ++i) {
+      const int c = i * delta_threads + t, token = c / pieces, piece = c % pieces;
+      if (token >= stream::tokens || first + token >= count) continue;
+      const float* from = rows + static_cast<std::size_t>(first + token) * channels;
+      if (piece < KeyDim / 4)
+        from += key_head * KeyDim + 4 * piece;
+      else if (piece < KeyDim / 2)
+        from += shape.key_width() + key_head * KeyDim + 4 * piece - KeyDim;
+      else
+        from += v_at + 4 * piece - 2 * KeyDim;
+      copy_async_16(to + token * (4 * stream::token_floats) + 16 * piece, from);
+    }
+    if (t < stream::tokens && first + t < count)
+      copy_async_8(to + stream::tokens * 4 * stream::token_floats + 8 * t,
+                   gates + static_cast<std::size_t>(first + t) * ValueHeads);
+  };
+  const int stages = (count + stream::tokens - 1) / stream::tokens;
+#pragma unroll
+  for (int i = 0; i < stream::stages - 1; ++i) {
+    if (i < stages) fetch(i);
+    copy_async_commit();
+  }
+  constexpr int each = delta_fragment<KeyDim>::rows;
+  const int column = 4 * (t / 16) + owned_column(t);
+  float* out = rows + v_at + column;  // o of a token takes the place of its v
+  float q[each];
+#pragma unroll 1
+  for (int i = 0; i < stages; ++i) {
+    copy_async_wait<stream::stages - 2>();
+    __syncthreads();
+    if (i + stream::stages - 1 < stages) fetch(i + stream::stages - 1);
+    copy_async_commit();
+    const auto* data = reinterpret_cast<const float*>(shared + i % stream::stages * stream::stage_bytes);
+    const auto* gate = reinterpret_cast<const float2*>(data + stream::tokens * stream::token_floats);
+    const int tokens = min(stream::tokens, count - i * stream::tokens);
+    // The output of a token is computed beside the next token's first product: it is off the chain from
+    // state to state.
+#pragma unroll 2
+    for (int token = 0; token < tokens; ++token) {
+      const float* row = data + token * stream::token_floats;
+      float k[each];
+      load_key<KeyDim>(k, row + KeyDim, t);
+      const float2 g = gate[token];
+      const float v = row[2 * KeyDim + column];
+      const float seen = sum_columns(s.dot(k));
+      if (i > 0 || token > 0) {
+        const float o = sum_columns(s.dot(q));
+        if ((t & 12) == 0) *out = o;
+        out += channels;
+      }
+      s.decay(g.x);
+      load_key<KeyDim>(q, row, t);
+      s.add(k, gather_columns(delta_of(v, seen, g.x, g.y)));
+    }
+  }
+  const float o = sum_columns(s.dot(q));
+  if ((t & 12) == 0) *out = o;
+  s.store(state, t);
+}
+
+/// The gated norm: a warp per (row, head), eight heads a block.
+template <int KeyHeads, int ValueHeads, int KeyDim, int ValueDim>
+__global__ __launch_bounds__(256) void delta_norm_kernel(const __grid_constant__ delta_rule_params p) {
+  using namespace device;
+  constexpr delta_shape shape{256, KeyHeads, ValueHeads, KeyDim, ValueDim, 4};
+  constexpr int channels = shape.channels(), splits = shape.splits();
+  const int lane = threadIdx.x & 31,
+            head = 8 * static_cast<int>(blockIdx.y) + (static_cast<int>(threadIdx.x) >> 5);
+  float norm[splits];
+#pragma unroll
+  for (int i = 0; i < splits; ++i) norm[i] = load_float(p.norm + 32 * i + lane);
+  wait_for_previous_grid();
+  let_next_grid_start();
+  const row_tile tile =
+      find_tile<delta_run>(p.step.first_row, p.step.sequences, static_cast<int>(blockIdx.x));
+  if (tile.sequence < 0 || head >= ValueHeads) return;
+  const bool padding = p.step.position[tile.sequence] < 0;
+  const float* const rows =
+      delta_workspace<channels, ValueHeads>(p).rows + 2 * shape.key_width() + head * ValueDim;
+  const int base = p.step.first_row[0];
+#pragma unroll 4
+  for (int r = 0; r < tile.rows; ++r) {
+    const int row = tile.first_row + r;
+    __nv_bfloat16* out = p.out + static_cast<std::size_t>(row) * p.ldo + head * ValueDim + lane;
+    if (padding) {
+#pragma unroll
+      for (int i = 0; i < splits; ++i) out[32 * i] = __float2bfloat16_rn(0.0f);
+      continue;
+    }
+    const float* o = rows + static_cast<std::size_t>(row - base) * channels + lane;
+    const __nv_bfloat16* z =
+        p.qkvz + static_cast<std::size_t>(row) * p.ldqkvz + channels + head * ValueDim + lane;
+    float value[splits], squares[splits];
+#pragma unroll
+    for (int i = 0; i < splits; ++i) value[i] = load_float(o + 32 * i);
+#pragma unroll
+    for (int i = 0; i < splits; ++i) squares[i] = sum_lanes(__fmul_rn(value[i], value[i]));
+    const float factor = gated_norm_factor<splits>(squares, p.eps);
+#pragma unroll
+    for (int i = 0; i < splits; ++i)
+      out[32 * i] = __float2bfloat16_rn(gated(value[i], factor, norm[i], load_bf16(z + 32 * i)));
+  }
+}
+
+}  // namespace nibble
