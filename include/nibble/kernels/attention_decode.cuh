@@ -32,6 +32,14 @@ namespace device {
 /// Below every score; finite, so that differences of two such are 0 and not NaN.
 inline constexpr float no_score = -1e30f;
 
+/// A piece of decode work: a chunk of a sequence's context for one KV head.
+struct decode_piece {
+  int number, sequence, position, kv, chunk, chunks, begin, end;
+  [[nodiscard]] __device__ __forceinline__ bool padding() const { return position < 0; }
+  /// Whether the new token belongs to it.
+  [[nodiscard]] __device__ __forceinline__ bool last_chunk() const { return chunk == chunks - 1; }
+};
+
 template <attention_shape S>
 struct decode_shared {
   static constexpr int group = S.group(), tiles = (group + 7) / 8, steps = S.head_dim / 16;
@@ -45,8 +53,10 @@ struct decode_shared {
   float fresh_score[group];
   float fresh_value[S.head_dim];
   float norm[2][S.head_dim];
+  float2 angle[2][S.rotary_dim / 2];  ///< (cos, sin) of the row's position, as `piece`
   sequence_table pieces;
   std::int32_t position[max_attention_sequences], row_of[max_attention_sequences];
+  decode_piece piece[2];  ///< the one being finished and the next: registers are short
   int last;
 };
 
@@ -56,6 +66,8 @@ struct attention_decoder {
   static constexpr int dim = S.head_dim, group = S.group(), kv_heads = S.kv_heads;
   static constexpr int threads = attention_decode_threads, warps = threads / 32;
   static constexpr int head_tiles = (group + 7) / 8, steps = dim / 16;
+  /// Sums of a score: two where registers allow, which halves its latency.
+  static constexpr int chains = dim * head_tiles >= 256 && format == kv_format::bf16 ? 1 : 2;
   static constexpr int heads_per_warp = (group + warps - 1) / warps;
   using head = warp_head<dim, S.rotary_dim, S.zero_centred_norm>;
   using layout = page_layout<kv_heads, dim, S.page_tokens, format>;
@@ -64,20 +76,12 @@ struct attention_decoder {
   using shared_t = decode_shared<S>;
   using accumulators = float[head_tiles][steps][4];
 
-  /// A piece of work. All of it is the same for the whole block.
-  struct piece {
-    int number, sequence, position, kv, chunk, chunks, begin, end;
-    [[nodiscard]] __device__ __forceinline__ bool padding() const { return position < 0; }
-    /// Whether the new token belongs to it.
-    [[nodiscard]] __device__ __forceinline__ bool last_chunk() const { return chunk == chunks - 1; }
-  };
-
   const attention_params& p;
   shared_t& shared;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 
-  [[nodiscard]] __device__ __forceinline__ piece find(int number) const {
-    piece w{};
+  [[nodiscard]] __device__ __forceinline__ decode_piece find(int number) const {
+    decode_piece w{};
     w.number = number;
     w.sequence = sequence_of(shared.pieces, p.step.sequences, number);
     w.position = shared.position[w.sequence];
@@ -90,25 +94,53 @@ struct attention_decoder {
     w.end = min(w.begin + c.tokens, w.position);
     return w;
   }
+  /// The thread's number, read anew: what is computed from it is not kept in registers over the main loop.
+  static __device__ __forceinline__ int thread_here() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+  }
   /// The first token of this warp's tile `i`.
-  [[nodiscard]] __device__ __forceinline__ int tile_token(const piece& w, int i) const {
+  [[nodiscard]] __device__ __forceinline__ int tile_token(const decode_piece& w, int i) const {
     return w.begin + 16 * (warp + warps * i);
   }
   /// Pages of this warp's tiles first … first + 31, one a lane.
-  [[nodiscard]] __device__ __forceinline__ int pages_from(const piece& w, int first) const {
+  [[nodiscard]] __device__ __forceinline__ int pages_from(const decode_piece& w, int first) const {
     const int token = tile_token(w, first + lane);
     return token < w.end
                ? p.step
                      .pages[static_cast<std::size_t>(w.sequence) * p.step.page_stride + token / S.page_tokens]
                : 0;
   }
-  [[nodiscard]] __device__ __forceinline__ const std::byte* tile_keys(const piece& w, int pages,
-                                                                      int i) const {
-    return layout::key(p.pool, __shfl_sync(0xFFFF'FFFFu, pages, i & 31), w.kv, tile_token(w, i));
+  [[nodiscard]] __device__ __forceinline__ const std::byte* first_keys(const decode_piece& w,
+                                                                       int pages) const {
+    return layout::key(p.pool, __shfl_sync(0xFFFF'FFFFu, pages, 0), w.kv, tile_token(w, 0));
+  }
+
+  /// Finds a piece, leaves it and its angles to the block. \return the pages of this warp's tiles
+  __device__ __forceinline__ int start(int number, int turn) {
+    const decode_piece w = find(number);
+    if (threadIdx.x == 0) shared.piece[turn] = w;
+    for (int i = threadIdx.x; i < S.rotary_dim / 2; i += threads)
+      shared.angle[turn][i] = cosine_sine(static_cast<float>(w.position) * p.inverse_frequencies[i]);
+    return pages_from(w, 0);
+  }
+  /// Asks for this warp's first tile as far as the L2 cache, while the piece before is finished.
+  __device__ __forceinline__ void bring_near(const decode_piece& w, int pages) const {
+    const int lane = thread_here() & 31;
+    const std::byte* keys = first_keys(w, pages);
+    if (tile_token(w, 0) >= w.end) return;
+#pragma unroll
+    for (int i = 0; i < 16 * layout::row_bytes; i += 32 * 128) {
+      if (i + lane * 128 >= 16 * layout::row_bytes) break;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(keys + i + lane * 128));
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(keys + layout::values_offset + i + lane * 128));
+    }
   }
 
   /// Queries of the piece as operands; with the last chunk also the new key and value.
-  __device__ __forceinline__ void stage_queries(const piece& w) {
+  __device__ __forceinline__ void stage_queries(const decode_piece& w, const float2* angle) {
+    const int thread = thread_here(), lane = thread & 31, warp = thread >> 5;
     const __nv_bfloat16* row = p.qkv + static_cast<std::size_t>(shared.row_of[w.sequence]) * p.ldqkv;
     constexpr int q_stride = S.gated ? 2 * dim : dim;
     typename head::bits q[heads_per_warp], k, v;
@@ -119,7 +151,6 @@ struct attention_decoder {
     }
     const bool fresh = w.last_chunk();
     typename head::values key;
-    float2 angle[head::each];
     std::byte* place = nullptr;
     if (fresh) {
       head::load(k, row + S.q_width() + w.kv * dim, lane);
@@ -129,11 +160,10 @@ struct attention_decoder {
               .pages[static_cast<std::size_t>(w.sequence) * p.step.page_stride + w.position / S.page_tokens];
       place = layout::key(p.pool, page, w.kv, w.position);
     }
-    head::angles(angle, w.position, p.inverse_frequencies, lane);
     if (fresh) {
       head::unpack(key, k);
       head::normalise(key, shared.norm[1], p.eps, lane);
-      head::rotate(key, angle, lane);
+      head::rotate_by_table(key, angle, lane);
       store_in_cache<format>(place, lane, key, warp == 0);
       if (warp == warps - 1) {
         typename head::values value;
@@ -151,7 +181,7 @@ struct attention_decoder {
       typename head::values x;
       head::unpack(x, q[i]);
       head::normalise(x, shared.norm[0], p.eps, lane);
-      head::rotate(x, angle, lane);
+      head::rotate_by_table(x, angle, lane);
 #pragma unroll
       for (int j = 0; j < head::each; ++j) x[j] *= scale;
       if (fresh) {
@@ -175,7 +205,8 @@ struct attention_decoder {
 
   /// Scores of the tile's tokens 2t, 2t+1, 8+2t, 9+2t for head g of each head tile.
   __device__ __forceinline__ void score(const tile& kv, float (&s)[head_tiles][4]) const {
-    float c[head_tiles][2][2][4] = {};  // token tile, chain
+    const std::uint32_t queries = shared_address(&shared.q[0][0][lane]);
+    float c[head_tiles][2][chains][4] = {};
 #pragma unroll
     for (int step = 0; step < steps; ++step) {
       std::uint32_t b[2][2];
@@ -183,10 +214,10 @@ struct attention_decoder {
       for (int u = 0; u < 2; ++u) kv.key_operand(u, step, b[u][0], b[u][1]);
 #pragma unroll
       for (int ht = 0; ht < head_tiles; ++ht) {
-        const uint4 a4 = shared.q[ht][step][lane];
+        const uint4 a4 = load_shared(queries + (ht * steps + step) * 512);
         const std::uint32_t a[4] = {a4.x, a4.y, a4.z, a4.w};
 #pragma unroll
-        for (int u = 0; u < 2; ++u) math::multiply(c[ht][u][step & 1], a, b[u][0], b[u][1]);
+        for (int u = 0; u < 2; ++u) math::multiply(c[ht][u][step % chains], a, b[u][0], b[u][1]);
       }
     }
 #pragma unroll
@@ -194,8 +225,11 @@ struct attention_decoder {
 #pragma unroll
       for (int u = 0; u < 2; ++u)
 #pragma unroll
-        for (int j = 0; j < 2; ++j)
-          s[ht][2 * u + j] = (c[ht][u][0][j] + c[ht][u][1][j]) + (c[ht][u][0][2 + j] + c[ht][u][1][2 + j]);
+        for (int j = 0; j < 2; ++j) {
+          float v = c[ht][u][0][j] + c[ht][u][0][2 + j];
+          if constexpr (chains > 1) v += c[ht][u][chains - 1][j] + c[ht][u][chains - 1][2 + j];
+          s[ht][2 * u + j] = v;
+        }
   }
 
   /// Softmax of one tile onto the warp's own: rescales what was there, leaves the weights as operands.
@@ -222,20 +256,23 @@ struct attention_decoder {
   }
 
   /// This warp's tiles of the piece. `kv` holds the first of them.
-  __device__ __forceinline__ void attend(const piece& w, int pages, tile& kv) {
+  __device__ __forceinline__ void attend(const decode_piece& w, int pages, tile& kv) {
+    const int end = w.end, kv_head = w.kv;
+    int token = tile_token(w, 0);
     accumulators acc = {};
     float largest[head_tiles], sum[head_tiles];
 #pragma unroll
     for (int ht = 0; ht < head_tiles; ++ht) largest[ht] = no_score, sum[ht] = 0;
-    for (int i = 0; tile_token(w, i) < w.end; ++i) {
-      const int valid = w.end - tile_token(w, i);
-      const bool more = tile_token(w, i + 1) < w.end;
+    for (int i = 0; token < end; ++i, token += 16 * warps) {
+      const int valid = end - token;
+      const bool more = token + 16 * warps < end;
       float s[head_tiles][4];
       score(kv, s);
       const std::byte* next = nullptr;
       if (more) {
         if ((i + 1) % 32 == 0) pages = pages_from(w, i + 1);
-        next = tile_keys(w, pages, i + 1);
+        next =
+            layout::key(p.pool, __shfl_sync(0xFFFF'FFFFu, pages, (i + 1) & 31), kv_head, token + 16 * warps);
         kv.load_keys(next, lane);
       }
       if (valid < 16) {
@@ -264,6 +301,7 @@ struct attention_decoder {
 
   __device__ __forceinline__ void leave(const accumulators& acc, const float (&largest)[head_tiles],
                                         const float (&sum)[head_tiles]) {
+    const int thread = thread_here(), lane = thread & 31, warp = thread >> 5;
     const int g = lane >> 2, t = lane & 3;
 #pragma unroll
     for (int ht = 0; ht < head_tiles; ++ht) {
@@ -297,11 +335,12 @@ struct attention_decoder {
   }
 
   /// The chunk's warps, in order, and the new token. \param total per quad: largest score and sum of its head
-  __device__ __forceinline__ void merge_warps(const piece& w, float4 (&out)[quads_each],
+  __device__ __forceinline__ void merge_warps(const decode_piece& w, float4 (&out)[quads_each],
                                               float2 (&total)[quads_each]) const {
+    const int thread = thread_here();
 #pragma unroll
     for (int i = 0; i < quads_each; ++i) {
-      const int quad = threadIdx.x + threads * i, h = quad / (dim / 4), d = quad % (dim / 4) * 4;
+      const int quad = thread + threads * i, h = quad / (dim / 4), d = quad % (dim / 4) * 4;
       if (quad >= quads) break;
       float m = no_score;
 #pragma unroll
@@ -334,8 +373,9 @@ struct attention_decoder {
   /// Adds `count` partial results, `stride` pieces apart, in order. \param count at most flat_chunks
   __device__ __forceinline__ void add_partials(int first, int stride, int count, float4 (&out)[quads_each],
                                                float2 (&total)[quads_each]) {
+    const int thread = thread_here();
     for (int base = 0; base < group * flat_chunks; base += threads) {
-      const int index = base + threadIdx.x, h = index / flat_chunks, c = index % flat_chunks;
+      const int index = base + thread, h = index / flat_chunks, c = index % flat_chunks;
       const bool used = h < group && c < count;
       const float2 sum = used ? __ldcg(sums_at(first + c * stride) + h) : make_float2(no_score, 0);
       float m = sum.x;
@@ -358,7 +398,7 @@ struct attention_decoder {
       const float4* values = values_at(first + c * stride);
 #pragma unroll
       for (int i = 0; i < quads_each; ++i) {
-        const int quad = threadIdx.x + threads * i;
+        const int quad = thread + threads * i;
         if (quad >= quads) break;
         const float factor = shared.factor[c][quad / (dim / 4)];
         const float4 v = __ldcg(values + quad);
@@ -368,7 +408,7 @@ struct attention_decoder {
     }
 #pragma unroll
     for (int i = 0; i < quads_each; ++i) {
-      const int quad = threadIdx.x + threads * i;
+      const int quad = thread + threads * i;
       if (quad >= quads) break;
       total[i] = shared.total[quad / (dim / 4)];
     }
@@ -376,9 +416,10 @@ struct attention_decoder {
 
   __device__ __forceinline__ void write_partial(int number, const float4 (&out)[quads_each],
                                                 const float2 (&total)[quads_each]) const {
+    const int thread = thread_here();
 #pragma unroll
     for (int i = 0; i < quads_each; ++i) {
-      const int quad = threadIdx.x + threads * i;
+      const int quad = thread + threads * i;
       if (quad >= quads) break;
       __stcg(values_at(number) + quad, out[i]);
       if (quad % (dim / 4) == 0) __stcg(sums_at(number) + quad / (dim / 4), total[i]);
@@ -387,7 +428,7 @@ struct attention_decoder {
 
   /// Counts the block's arrival. \return whether it is the last of `count`; then it sees what all others
   /// wrote
-  __device__ __forceinline__ bool arrive(const piece& w, int counter, int count) {
+  __device__ __forceinline__ bool arrive(const decode_piece& w, int counter, int count) {
     __syncthreads();
     if (threadIdx.x == 0) {
       unsigned* arrivals = reinterpret_cast<unsigned*>(p.workspace) +
@@ -402,13 +443,13 @@ struct attention_decoder {
     return shared.last != 0;
   }
 
-  __device__ __forceinline__ void write_output(const piece& w, const float4 (&out)[quads_each],
+  __device__ __forceinline__ void write_output(const decode_piece& w, const float4 (&out)[quads_each],
                                                const float2 (&total)[quads_each]) const {
+    const int thread = thread_here();
     const auto row = static_cast<std::size_t>(shared.row_of[w.sequence]);
 #pragma unroll
     for (int i = 0; i < quads_each; ++i) {
-      const int quad = threadIdx.x + threads * i, h = w.kv * group + quad / (dim / 4),
-                d = quad % (dim / 4) * 4;
+      const int quad = thread + threads * i, h = w.kv * group + quad / (dim / 4), d = quad % (dim / 4) * 4;
       if (quad >= quads) break;
       const float inverse = 1.0f / total[i].y;
       float4 o = make_float4(out[i].x * inverse, out[i].y * inverse, out[i].z * inverse, out[i].w * inverse);
@@ -423,7 +464,7 @@ struct attention_decoder {
       *reinterpret_cast<uint2*>(p.out + row * p.ldo + h * dim + d) = packed;
     }
   }
-  __device__ __forceinline__ void clear_output(const piece& w) const {
+  __device__ __forceinline__ void clear_output(const decode_piece& w) const {
     __nv_bfloat16* row =
         p.out + static_cast<std::size_t>(shared.row_of[w.sequence]) * p.ldo + w.kv * group * dim;
     for (int quad = threadIdx.x; quad < quads; quad += threads)
@@ -431,7 +472,7 @@ struct attention_decoder {
   }
 
   /// What follows when every warp has left its part of the piece.
-  __device__ __forceinline__ void finish(const piece& w) {
+  __device__ __forceinline__ void finish(const decode_piece& w) {
     float4 out[quads_each];
     float2 total[quads_each];
     merge_warps(w, out, total);
@@ -468,45 +509,39 @@ struct attention_decoder {
     });
     __syncthreads();
     const int pieces = shared.pieces.before[p.step.sequences];
-    int number = blockIdx.x;
-    piece w{};
-    int pages = 0;
-    tile kv;
-    const auto prefetch = [&] {
-      if (number >= pieces) return;
-      w = find(number);
-      pages = pages_from(w, 0);
+    int number = blockIdx.x, pages = 0;
+    if (number < pieces) pages = start(number, 0);
+    __syncthreads();
+    for (int turn = 0; number < pieces; turn ^= 1) {
+      const decode_piece& w = shared.piece[turn];
+      tile kv;
+      const std::byte* keys = first_keys(w, pages);
       if (tile_token(w, 0) < w.end) {
-        const std::byte* keys = tile_keys(w, pages, 0);
         kv.load_keys(keys, lane);
+        kv.load_values(keys + layout::values_offset, lane);
       }
-    };
-    const auto prefetch_values = [&] {
-      if (number < pieces && tile_token(w, 0) < w.end)
-        kv.load_values(tile_keys(w, pages, 0) + layout::values_offset, lane);
-    };
-    prefetch();
-    prefetch_values();
-    wait_for_previous_grid();
-    let_next_grid_start();
-    while (number < pieces) {
-      if (w.padding()) {
-        clear_output(w);
-        number += gridDim.x;
-        prefetch();
-        prefetch_values();
-        continue;
+      if (number == static_cast<int>(blockIdx.x)) {
+        wait_for_previous_grid();
+        let_next_grid_start();
       }
-      stage_queries(w);
-      __syncthreads();
-      attend(w, pages, kv);
-      __syncthreads();
-      const piece done = w;
+      if (!w.padding()) {
+        stage_queries(w, shared.angle[turn]);
+        __syncthreads();
+        attend(w, pages, kv);
+      }
       number += gridDim.x;
-      prefetch();
-      finish(done);
-      prefetch_values();
+      if (number < pieces) pages = start(number, turn ^ 1);
       __syncthreads();
+      if (number < pieces) bring_near(shared.piece[turn ^ 1], pages);
+      if (w.padding())
+        clear_output(w);
+      else
+        finish(w);
+      __syncthreads();
+    }
+    if (static_cast<int>(blockIdx.x) >= pieces) {
+      wait_for_previous_grid();
+      let_next_grid_start();
     }
   }
 };

@@ -74,25 +74,36 @@ struct warp_head {
       x[j] *= factor * (ZeroCentred ? 1.0f + w : w);
     }
   }
-  /// (cos, sin) of the angles of this lane's dimensions; lanes outside the rotation get (1, 0).
+  /// (cos, sin) of the angles of this lane's dimensions, where they rotate.
   static __device__ __forceinline__ void angles(float2 (&to)[each], int position, const float* frequencies,
                                                 int lane) {
-#pragma unroll
-    for (int j = 0; j < each; ++j) to[j] = make_float2(1.0f, 0.0f);
     if (lane < Rotary / each) {
 #pragma unroll
       for (int j = 0; j < each; ++j)
         to[j] = cosine_sine(static_cast<float>(position) * frequencies[(lane * each + j) & (half - 1)]);
     }
   }
-  /// Rotate-half of the first Rotary values.
-  static __device__ __forceinline__ void rotate(values& x, const float2 (&angle)[each], int lane) {
+  /// Rotate-half of the first Rotary values. \param angle_of(j): (cos, sin) for this lane's dimension j
+  template <class AngleOf>
+  static __device__ __forceinline__ void rotate_by(values& x, AngleOf angle_of, int lane) {
     const float sign = lane < half / each ? -1.0f : 1.0f;
 #pragma unroll
     for (int j = 0; j < each; ++j) {
       const float other = __shfl_xor_sync(0xFFFF'FFFFu, x[j], half / each);
-      if (lane < Rotary / each) x[j] = fmaf(x[j], angle[j].x, sign * other * angle[j].y);
+      if (lane < Rotary / each) {
+        const float2 a = angle_of(j);
+        x[j] = fmaf(x[j], a.x, sign * other * a.y);
+      }
     }
+  }
+  /// \param table [half], (cos, sin) of each frequency
+  static __device__ __forceinline__ void rotate_by_table(values& x, const float2* table, int lane) {
+    rotate_by(
+        x, [&](int j) { return table[(lane * each + j) & (half - 1)]; }, lane);
+  }
+  static __device__ __forceinline__ void rotate(values& x, const float2 (&angle)[each], int lane) {
+    rotate_by(
+        x, [&](int j) { return angle[j]; }, lane);
   }
 };
 
