@@ -192,9 +192,13 @@ class graph_set {
   /// One capture of `rows` into `graph`. The stream is usable again whatever this returns.
   status record_graph(int rows, typename Api::graph& graph) {
     static constexpr const char* where = "nibble::graph_set";
-    if (api_.state() != capture_state::none)
-      return status::invalid(where, "the stream is being captured by somebody else");
-    if (const status s = api_.begin(); !s.ok()) return s;
+    status s = api_.state() == capture_state::none
+                   ? api_.begin()
+                   : status::invalid(where, "the stream is being captured by somebody else");
+    if (!s.ok()) {
+      failure_ = "graph of " + std::to_string(rows) + " rows: " + describe(s);
+      return s;
+    }
     detail::capture_watch watch{
         [](void* self) { return static_cast<graph_set*>(self)->api_.state() == capture_state::invalidated; },
         this, nullptr};

@@ -138,11 +138,24 @@ class planner {
     else if (request_.vram_limit_bytes && *request_.vram_limit_bytes > budget_)
       notes_.push_back("the limit of " + bytes_text(*request_.vram_limit_bytes) + " is more than the " +
                        bytes_text(budget_) + " there are");
-    constexpr std::uint64_t least = std::uint64_t{64} << 20, most = std::uint64_t{512} << 20;
-    reserve_ = request_.reserve_bytes.value_or(std::clamp(budget_ / 64, least, most));
+    reserve_ = request_.reserve_bytes.value_or(reserve_of(budget_));
     notes_.push_back(request_.reserve_bytes
                          ? "reserve: as asked"
                          : "reserve: 1/64 of " + bytes_text(budget_) + ", within 64 and 512 MiB");
+  }
+
+  static constexpr std::uint64_t least_reserve = std::uint64_t{64} << 20,
+                                 most_reserve = std::uint64_t{512} << 20;
+  [[nodiscard]] static constexpr std::uint64_t reserve_of(std::uint64_t budget) {
+    return std::clamp(budget / 64, least_reserve, most_reserve);
+  }
+  /// The least budget that holds `bytes` beside its reserve.
+  [[nodiscard]] std::uint64_t budget_for(std::uint64_t bytes) const {
+    if (request_.reserve_bytes) return saturating_add(bytes, *request_.reserve_bytes);
+    const std::uint64_t small = saturating_add(bytes, least_reserve);
+    if (reserve_of(small) == least_reserve) return small;
+    const std::uint64_t middle = saturating_add(bytes, divide_up(bytes, 63));
+    return std::min(std::max(middle, small), saturating_add(bytes, most_reserve));
   }
 
   void find_ranges() {
@@ -294,7 +307,10 @@ class planner {
     add(slots_of(at), model_.expert_slot_bytes);
     return sum;
   }
-  [[nodiscard]] bool fits(const plan_levels& at) const { return total_of(at) <= budget_; }
+  [[nodiscard]] bool fits(const plan_levels& at) const {
+    const std::uint64_t total = total_of(at);
+    return total <= budget_ && total != UINT64_MAX;  // a sum that overflowed fits nothing
+  }
 
   /// Spends what is left, item by item, and stops at the first that is not complete.
   void advance(plan_levels& at) const {
@@ -325,8 +341,8 @@ class planner {
     plan.notes = notes_;
     plan.kv_pages = pages_of(at);
     if (!request_.context_tokens && model_.kv_page_bytes > 0) {
-      // The pages beyond those of further sequences are what one sequence may use.
-      const std::uint64_t alone = plan.kv_pages - 1 - (at.running - 1);
+      // What one sequence may use: the pages beyond those of the further sequences that are preferred.
+      const std::uint64_t alone = plan.kv_pages - std::min(plan.kv_pages, target_.running);
       at.context = std::max(at.context,
                             std::min(u(context_limit()), saturating_multiply(alone, u(model_.page_tokens))));
       at.pages = plan.kv_pages;
@@ -369,7 +385,7 @@ class planner {
 
   [[noreturn]] void refuse(const plan_levels& at) const {
     const ledger lines = lines_of(at);
-    const std::uint64_t total = total_of(at), missing = total - budget_;
+    const std::uint64_t total = budget_for(total_of(at) - reserve_), missing = total - budget_;
     std::string text = "the model does not fit: the least plan takes " + bytes_text(total) + ", there are " +
                        bytes_text(budget_) + ", " + bytes_text(missing) + " too few\n" + lines.text();
     for (const auto& note : notes_) text += note + "\n";

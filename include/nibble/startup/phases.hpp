@@ -35,6 +35,7 @@
 ///     std::uint64_t pages_in_use() const;        KV pages 0 … n - 1 that must keep their contents
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <concepts>
 #include <cstdint>
@@ -78,6 +79,15 @@ struct started {
   std::unique_ptr<start_context<typename Model::platform>> context;
   std::unique_ptr<Model> model;
 };
+
+/// The largest batch that may be captured, before the plan has its say.
+[[nodiscard]] inline int most_captured_rows(const plan_request& request) {
+  const int running = request.max_running.value_or(request.preferred_running);
+  int most = 0;
+  for (const int rows : request.captured_sizes)
+    if (rows <= running) most = std::max(most, rows);
+  return most > 0 ? most : std::max(1, running);
+}
 
 template <class Model>
 [[nodiscard]] std::uint64_t signature_of(const Model& model) {
@@ -146,16 +156,17 @@ class kernels {
     own_.context = detail::taken(from.own_.context, "weights");
     own_.model = std::move(from.own_.model);
     auto& context = *own_.context;
+    const std::uint64_t before = context.platform().read_memory().free_bytes;
     kernel_report report = context.platform().template preload<typename Model::kernel_table>();
     if constexpr (requires { own_.model->representative_launch(1); })
       if (context.options().request.graphs) {
-        const auto most =
-            context.options().request.max_running.value_or(context.options().request.preferred_running);
-        for (const int rows : {1, most}) {
+        report.launched_rows = detail::most_captured_rows(context.options().request);
+        for (const int rows : {1, report.launched_rows}) {
           require(own_.model->representative_launch(rows));
           context.platform().synchronize();
         }
-        report.launched_rows = most;
+        const std::uint64_t after = context.platform().read_memory().free_bytes;
+        report.bytes = before > after ? before - after : 0;
       }
     context.log(report.line());
     context.take_kernels(std::move(report));
@@ -320,15 +331,19 @@ class engine {
     plan_request request = own_.context->options().request;
     const memory_model model = own_.model->memory();
     try {
-      return replan_memory(machine, model, request, first_plan_, pages);
-    } catch (const plan_refused&) {
+      memory_plan plan = replan_memory(machine, model, request, first_plan_, pages);
+      exhausted_ = false;
+      return plan;
+    } catch (const plan_refused& problem) {
+      if (!exhausted_)
+        own_.context->log("caches can give up no more, and " + bytes_text(problem.missing_bytes()) +
+                          " of the reserve are missing");
+      exhausted_ = true;
       request.reserve_bytes = 0;  // better without a reserve than not at all
     }
     try {
       return replan_memory(machine, model, request, first_plan_, pages);
-    } catch (const plan_refused& problem) {
-      own_.context->log("caches cannot shrink further: " + bytes_text(problem.missing_bytes()) +
-                        " are missing");
+    } catch (const plan_refused&) {
       return own_.context->plan();
     }
   }
@@ -336,6 +351,7 @@ class engine {
   detail::started<Model> own_;
   graph_set<typename platform::graph_api> set_;
   memory_plan first_plan_;
+  bool exhausted_ = false;  ///< said that caches are at their least
 };
 
 /// All phases in their order. `arguments` go to the model's constructor after the context.

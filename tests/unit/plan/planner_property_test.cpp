@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// 100,000 random machines and models: never over budget, monotone, and refusals that are right.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <random>
+
+#include "example_model.hpp"
+#include "nibble/plan/planner.hpp"
+#include "support/catch.hpp"
+
+using namespace nibble;
+using namespace nibble::test;
+
+namespace {
+
+struct world {
+  machine_memory machine;
+  memory_model model;
+  plan_request request;
+};
+
+class generator {
+ public:
+  explicit generator(std::uint64_t seed) : random_(seed) {}
+
+  /// Log-uniform, so that small and large are equally likely; 0 now and then.
+  std::uint64_t size(std::uint64_t most) {
+    if (chance(12)) return 0;
+    const double top = std::log2(static_cast<double>(most));
+    const auto value =
+        static_cast<std::uint64_t>(std::exp2(std::uniform_real_distribution<double>(0, top)(random_)));
+    return std::min(value, most);
+  }
+  /// Between a quarter GiB and 192 GiB, log-uniform; 0 or a few bytes now and then.
+  std::uint64_t memory() {
+    if (chance(20)) return size(gib);
+    return static_cast<std::uint64_t>(std::exp2(std::uniform_real_distribution<double>(28, 37.6)(random_)));
+  }
+  std::uint64_t share_of(std::uint64_t bytes) { return bytes - size(std::max<std::uint64_t>(bytes, 1)); }
+  int number(int least, int most) { return std::uniform_int_distribution<int>(least, most)(random_); }
+  bool chance(int one_in) { return number(1, one_in) == 1; }
+
+  world make() {
+    world w;
+    auto& m = w.model;
+    const bool extreme = chance(40);  // byte counts near the end of 64 bits
+    const std::uint64_t top = extreme ? UINT64_MAX : 32 * gib;
+    m.weight_bytes = size(top / 4);
+    m.kernel_bytes = size(64 * mib);
+    m.graph_bytes = size(32 * mib);
+    m.max_context_tokens = number(1, chance(3) ? 1 << 20 : 40000);
+    m.page_tokens = number(1, 64);
+    m.state_slot_bytes = size(extreme ? top / 2 : 128 * mib);
+    m.kv_page_bytes = size(extreme ? top / 2 : 4 * mib);
+    m.expert_slot_bytes = size(extreme ? top / 2 : 16 * mib);
+    m.layer_experts = static_cast<std::uint64_t>(number(1, 512));
+    m.experts = m.layer_experts * static_cast<std::uint64_t>(number(1, 96));
+    m.experts_per_token = static_cast<std::uint64_t>(number(1, 16));
+    const std::uint64_t token = size(extreme ? top : 2 * mib), row = size(4 * mib), entry = size(64);
+    m.workspace_bytes = [=](const step_limits& l) {
+      const auto of = [](std::uint64_t a, int b) {
+        return saturating_multiply(a, static_cast<std::uint64_t>(b));
+      };
+      return saturating_add(of(token, l.step_tokens),
+                            saturating_add(of(row, l.running), of(of(entry, l.running), l.context_tokens)));
+    };
+    auto& c = w.machine;
+    c.total_bytes = memory() + 1;
+    c.context_bytes = std::min(c.total_bytes, size(gib));
+    c.free_bytes = share_of(c.total_bytes - c.context_bytes);
+    if (chance(4)) {
+      c.free_now_bytes = share_of(c.total_bytes);
+      c.held_bytes = size(8 * gib);
+      c.resident_bytes = std::min(c.held_bytes, size(8 * gib));
+    }
+    if (chance(8)) {
+      c.os_budget_bytes = memory();
+      c.os_used_bytes = size(2 * gib);
+    }
+    auto& r = w.request;
+    if (chance(4)) r.vram_limit_bytes = memory();
+    if (chance(6)) r.context_tokens = number(1, m.max_context_tokens);
+    if (chance(6)) r.max_running = number(1, 64);
+    if (chance(4)) r.step_tokens = number(1, 8192);
+    if (chance(6)) r.expert_slots = size(m.experts + 1);
+    if (chance(6)) r.kv_bytes = size(16 * gib);
+    if (chance(8)) r.reserve_bytes = size(gib);
+    if (chance(6)) r.state_snapshots = number(0, 40);
+    if (chance(6)) r.graphs = false;
+    if (chance(6)) r.pinned_pages = size(5000);
+    if (chance(8)) r.captured_sizes = {number(1, 4), number(1, 64)};
+    if (chance(4)) r.granule_bytes = std::uint64_t{1} << number(0, 25);
+    r.preferred_running = number(1, 16);
+    r.preferred_step_tokens = number(1, 4096);
+    return w;
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+std::optional<memory_plan> attempt(const world& w, std::uint64_t* missing = nullptr) {
+  try {
+    return plan_memory(w.machine, w.model, w.request);
+  } catch (const plan_refused& problem) {
+    if (missing != nullptr) *missing = problem.missing_bytes();
+    return std::nullopt;
+  }
+}
+
+/// Bytes of the plan worked out again from its counts.
+std::uint64_t recount(const world& w, const memory_plan& p) {
+  const std::uint64_t granule = w.request.granule_bytes;
+  std::uint64_t sum = w.machine.context_bytes + p.lines[ledger_line::reserve].planned_bytes;
+  const auto add = [&](std::uint64_t count, std::uint64_t bytes) {
+    const auto product = checked_multiply(count, bytes);
+    sum = product ? saturating_add(sum, align_up(*product, granule)) : UINT64_MAX;
+  };
+  add(1, w.model.kernel_bytes);
+  add(1, w.model.weight_bytes);
+  add(1, w.model.workspace_bytes(p.limits));
+  add(p.captured_sizes.size(), w.model.graph_bytes);
+  add(p.state_slots, w.model.state_slot_bytes);
+  add(p.kv_pages, w.model.kv_page_bytes);
+  add(p.expert_slots, w.model.expert_slot_bytes);
+  return sum;
+}
+
+/// The first rule that `p` breaks, or "".
+std::string broken_rule(const world& w, const memory_plan& p) {
+  const auto& r = w.request;
+  std::uint64_t budget = w.machine.context_bytes + w.machine.free_bytes;
+  if (r.vram_limit_bytes) budget = std::min(budget, *r.vram_limit_bytes);
+  if (p.budget_bytes > budget) return "the budget is more than there is";
+  if (p.lines.planned_total() > p.budget_bytes) return "over budget";
+  if (recount(w, p) != p.lines.planned_total()) return "the lines are not the counts";
+  const auto context = static_cast<std::uint64_t>(p.limits.context_tokens);
+  const auto running = static_cast<std::uint64_t>(p.limits.running);
+  if (w.model.kv_page_bytes > 0 &&
+      p.kv_pages < divide_up(context, static_cast<std::uint64_t>(w.model.page_tokens)) + running)
+    return "too few pages for a context, further sequences and the dummy";
+  if (w.model.kv_page_bytes > 0 && p.kv_pages < r.pinned_pages + 1) return "pinned pages are gone";
+  if (p.state_slots != running + static_cast<std::uint64_t>(r.state_snapshots) + 1) return "state slots";
+  const std::uint64_t experts = w.model.expert_slot_bytes == 0 ? 0 : w.model.experts;
+  if (p.expert_slots > experts) return "more slots than experts";
+  if (p.expert_slots <
+      std::min(experts, std::min(w.model.layer_experts, w.model.experts_per_token * running)))
+    return "too few slots for one layer of a step";
+  if (p.limits.context_tokens > w.model.max_context_tokens) return "the context is longer than the model's";
+  if (r.context_tokens && p.limits.context_tokens != *r.context_tokens) return "--context was not kept";
+  if (r.max_running && p.limits.running != *r.max_running) return "--max-running was not kept";
+  if (r.step_tokens && p.limits.step_tokens != *r.step_tokens) return "step tokens were not kept";
+  if (r.expert_slots && p.expert_slots != *r.expert_slots) return "--expert-slots was not kept";
+  if (r.kv_bytes && w.model.kv_page_bytes > 0 && p.kv_pages != *r.kv_bytes / w.model.kv_page_bytes)
+    return "--kv-bytes was not kept";
+  if (r.graphs && r.captured_sizes.empty() && p.captured_sizes.back() != p.limits.running)
+    return "the largest batch has no graph";
+  return "";
+}
+
+bool no_less(const memory_plan& more, const memory_plan& less) {
+  return more.limits.step_tokens >= less.limits.step_tokens && more.limits.running >= less.limits.running &&
+         more.limits.context_tokens >= less.limits.context_tokens && more.expert_slots >= less.expert_slots &&
+         more.kv_pages >= less.kv_pages && more.state_slots >= less.state_slots;
+}
+
+}  // namespace
+
+TEST_CASE("plan: 100,000 random machines and models") {
+  generator random(20260830);
+  int planned = 0, refused = 0;
+  for (int i = 0; i < 100'000; ++i) {
+    const world w = random.make();
+    std::uint64_t missing = 0;
+    const auto p = attempt(w, &missing);
+    INFO("world " << i);
+    if (p) {
+      ++planned;
+      const std::string rule = broken_rule(w, *p);
+      if (!rule.empty()) FAIL("world " << i << ": " << rule << "\n" << p->lines.text());
+    } else {
+      ++refused;
+    }
+    // More memory never means less of anything, and never a refusal.
+    world richer = w;
+    const std::uint64_t gift = missing != 0 && random.chance(2) ? missing : random.size(16 * gib);
+    const auto give = [&](std::uint64_t& bytes) { bytes = saturating_add(bytes, gift); };
+    give(richer.machine.total_bytes);
+    give(richer.machine.free_bytes);
+    if (richer.machine.free_now_bytes) give(*richer.machine.free_now_bytes);
+    if (richer.machine.os_budget_bytes) give(*richer.machine.os_budget_bytes);
+    if (richer.request.vram_limit_bytes) give(*richer.request.vram_limit_bytes);
+    const auto q = attempt(richer);
+    if (q) {
+      const std::string rule = broken_rule(richer, *q);
+      if (!rule.empty()) FAIL("world " << i << ", richer: " << rule << "\n" << q->lines.text());
+    }
+    if (p && !q) FAIL("world " << i << ": refused with more memory");
+    if (p && q && !no_less(*q, *p))
+      FAIL("world " << i << ": less of something with more memory\n" << p->lines.text() << q->lines.text());
+  }
+  // Both kinds are tested in numbers.
+  CHECK(planned > 20'000);
+  CHECK(refused > 20'000);
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rule of the split, the user's wishes, and refusals.
+#include "nibble/plan/planner.hpp"
+
+#include "example_model.hpp"
+#include "support/catch.hpp"
+
+using namespace nibble;
+using namespace nibble::test;
+
+namespace {
+
+std::string refusal(const machine_memory& machine, const memory_model& model, const plan_request& request) {
+  try {
+    static_cast<void>(plan_memory(machine, model, request));
+  } catch (const plan_refused& problem) {
+    return problem.what();
+  }
+  return "";
+}
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("plan: preferred context and concurrency, then expert slots") {
+  const auto p = plan_memory(card(12 * gib), large_moe(), {});
+  CHECK(p.limits.running == 4);
+  CHECK(p.limits.step_tokens == 1024);
+  CHECK(p.limits.context_tokens == 32768);
+  CHECK(p.kv_pages == 32768 / 16 + 3 + 1);
+  CHECK(p.state_slots == 5);
+  CHECK(p.captured_sizes == std::vector<int>{1, 2, 4});
+  CHECK(p.expert_slots > 4000);
+  CHECK(p.expert_slots < 5000);
+  CHECK(p.residency == expert_residency::two_layers);
+  // Less than one more slot is left over.
+  CHECK(p.lines.planned_total() <= 12 * gib);
+  CHECK(p.lines.planned_total() + 1'775'616 + 2 * mib > 12 * gib);
+}
+
+TEST_CASE("plan: what is left when all experts are resident goes to the KV cache") {
+  const auto p = plan_memory(card(24 * gib), large_moe(), {});
+  CHECK(p.expert_slots == 10240);
+  CHECK(p.residency == expert_residency::all);
+  CHECK(p.limits.context_tokens > 100'000);
+  CHECK(p.limits.context_tokens == static_cast<int>(p.kv_pages - 4) * 16);
+  const auto q = plan_memory(card(141 * gib), large_moe(), {});
+  CHECK(q.limits.context_tokens == 262144);
+  CHECK(q.kv_pages == 4 * 262144 / 16 + 1);  // nobody can use more
+  CHECK(q.lines.planned_total() < 42 * gib);
+}
+
+TEST_CASE("plan: every wish is kept to the letter") {
+  plan_request r;
+  r.context_tokens = 65536;
+  r.max_running = 2;
+  r.step_tokens = 512;
+  r.expert_slots = 1000;
+  r.state_snapshots = 3;
+  r.vram_limit_bytes = 10 * gib;
+  const auto p = plan_memory(card(12 * gib), large_moe(), r);
+  CHECK(p.limits.context_tokens == 65536);
+  CHECK(p.limits.running == 2);
+  CHECK(p.limits.step_tokens == 512);
+  CHECK(p.expert_slots == 1000);
+  CHECK(p.state_slots == 2 + 3 + 1);
+  CHECK(p.budget_bytes == 10 * gib);
+  CHECK(p.kv_pages == 2 * 65536 / 16 + 1);  // all the slots asked for are there, so pages come next
+  r.expert_slots.reset();
+  r.kv_bytes = 2 * gib;
+  const auto q = plan_memory(card(12 * gib), large_moe(), r);
+  CHECK(q.kv_pages == 2 * gib / (16 * 20480));
+  CHECK(q.lines[ledger_line::kv_pages].planned_bytes <= 2 * gib);
+}
+
+TEST_CASE("plan: the context follows from the KV bytes when only those are named") {
+  plan_request r;
+  r.kv_bytes = 640 * mib;  // 2048 pages: three for further sequences, one dummy
+  const auto p = plan_memory(card(12 * gib), large_moe(), r);
+  CHECK(p.kv_pages == 2048);
+  CHECK(p.limits.running == 4);
+  CHECK(p.limits.context_tokens == (2048 - 4) * 16);
+  CHECK(p.expert_slots > 4000);
+}
+
+TEST_CASE("plan: few pages or slots leave room for fewer sequences") {
+  plan_request r;
+  r.kv_bytes = 131 * 16 * 20480;  // a context of 2048 is 128 pages, so two more sequences
+  auto p = plan_memory(card(12 * gib), large_moe(), r);
+  CHECK(p.limits.running == 3);
+  CHECK(p.limits.context_tokens == 2048);
+  r = {};
+  r.expert_slots = 20;  // two tokens' worth
+  p = plan_memory(card(12 * gib), large_moe(), r);
+  CHECK(p.limits.running == 2);
+  CHECK(p.expert_slots == 20);
+  CHECK(p.residency == expert_residency::part_of_layer);
+}
+
+TEST_CASE("plan: without graphs nothing is captured and nothing is counted for them") {
+  plan_request r;
+  r.graphs = false;
+  const auto p = plan_memory(card(12 * gib), large_moe(), r);
+  CHECK(p.captured_sizes.empty());
+  CHECK(p.lines[ledger_line::graphs].planned_bytes == 0);
+}
+
+TEST_CASE("plan: captured sizes of one's own") {
+  plan_request r;
+  r.captured_sizes = {3, 1, 3, 64};  // more than can run are left out
+  const auto p = plan_memory(card(12 * gib), large_moe(), r);
+  CHECK(p.captured_sizes == std::vector<int>{1, 3});
+  CHECK(p.lines[ledger_line::graphs].planned_bytes == 2 * 4 * mib);
+}
+
+TEST_CASE("plan: contradictory wishes are refused with the arithmetic") {
+  plan_request r;
+  r.expert_slots = 5000;
+  r.kv_bytes = 4 * gib;
+  const auto text = refusal(card(12 * gib), large_moe(), r);
+  CHECK(contains(text, "expert slots          8.27 GiB  5000 of 10240 experts"));
+  CHECK(contains(text, "KV pages              4.00 GiB"));
+  CHECK(contains(text, "too few"));
+  CHECK(contains(text, "fewer expert slots"));
+  CHECK(contains(text, "fewer KV bytes"));
+  r = {};
+  r.expert_slots = 10241;
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "the model has 10240 routed experts"));
+  r.expert_slots = 7;
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "asks for up to 8"));
+  r = {};
+  r.max_running = 16;
+  r.expert_slots = 100;
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "asks for up to 128"));
+  r = {};
+  r.context_tokens = 300'000;
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "context 300000: expected 1 to 262144"));
+  r = {};
+  r.context_tokens = 65536;
+  r.kv_bytes = 512 * mib;
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r),
+                 "kv-bytes 512.0 MiB are 1638 pages of 320.0 KiB; a context of 65536 tokens with 1 sequences "
+                 "needs 4097"));
+  r = {};
+  r.vram_limit_bytes = 3 * gib;
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "no --vram-limit"));
+}
+
+TEST_CASE("plan: the memory a refusal asks for is enough, and a granule less is not") {
+  for (const std::uint64_t total : {1 * gib, 2 * gib, 3 * gib}) {
+    std::uint64_t missing = 0;
+    try {
+      static_cast<void>(plan_memory(card(total), large_moe(), {}));
+    } catch (const plan_refused& problem) {
+      missing = problem.missing_bytes();
+    }
+    REQUIRE(missing > 0);
+    CHECK(plan_memory(card(total + missing), large_moe(), {}).limits.running == 1);
+    CHECK_THROWS_AS(plan_memory(card(total + missing - 1), large_moe(), {}), plan_refused);
+  }
+}
+
+TEST_CASE("plan: a model without experts, states or KV cache") {
+  memory_model m = large_moe();
+  m.expert_slot_bytes = 0;
+  auto p = plan_memory(card(12 * gib), m, {});
+  CHECK(p.expert_slots == 0);
+  CHECK(p.residency == expert_residency::none);
+  CHECK(p.limits.context_tokens > 32768);
+  m.state_slot_bytes = 0;
+  m.kv_page_bytes = 0;
+  p = plan_memory(card(12 * gib), m, {});
+  CHECK(p.limits.context_tokens == 262144);
+  plan_request r;
+  r.expert_slots = 8;
+  CHECK(contains(refusal(card(12 * gib), m, r), "0 routed experts that could be swapped"));
+}
+
+TEST_CASE("replan: memory is given up in the reverse order and comes back no further than before") {
+  const memory_model model = large_moe();
+  const machine_memory start = card(24 * gib);
+  const auto first = plan_memory(start, model, {});
+  const auto machine_with = [&](std::uint64_t taken_by_others) {
+    machine_memory m = start;
+    const std::uint64_t held = first.lines.planned_total() - first.lines[ledger_line::context].planned_bytes -
+                               first.lines[ledger_line::reserve].planned_bytes;
+    m.held_bytes = held;
+    m.free_now_bytes = m.free_bytes - held - std::min(m.free_bytes - held, taken_by_others);
+    return m;
+  };
+  // The reserve is 384 MiB. Memory that others took comes from pages first, then from slots.
+  auto p = replan_memory(machine_with(300 * mib), model, {}, first, 0);
+  CHECK(p.expert_slots == first.expert_slots);
+  CHECK(p.kv_pages < first.kv_pages);
+  CHECK(p.lines[ledger_line::reserve].planned_bytes == first.lines[ledger_line::reserve].planned_bytes);
+  CHECK(p.limits.running == first.limits.running);
+  CHECK(p.lines[ledger_line::workspace].planned_bytes == first.lines[ledger_line::workspace].planned_bytes);
+
+  machine_memory other = start;  // the other program takes 8 GiB in the end
+  other.held_bytes = 12 * gib;
+  other.free_now_bytes = start.free_bytes - 12 * gib - 8 * gib;
+  p = replan_memory(other, model, {}, first, 0);
+  CHECK(p.expert_slots < first.expert_slots);
+  CHECK(p.limits.context_tokens == 32768);
+  // Pages that hold something stay.
+  const auto pinned = replan_memory(other, model, {}, first, 5000);
+  CHECK(pinned.kv_pages == 5001);
+  CHECK(pinned.expert_slots < p.expert_slots);
+
+  other.free_now_bytes = start.free_bytes - 12 * gib;
+  p = replan_memory(other, model, {}, first, 0);
+  CHECK(p.expert_slots == first.expert_slots);
+  CHECK(p.kv_pages == first.kv_pages);
+  CHECK(p.limits.context_tokens == first.limits.context_tokens);
+
+  // What the user asked for gives way when memory vanishes.
+  plan_request r;
+  r.expert_slots = 8000;
+  const auto asked = plan_memory(start, model, r);
+  other.free_now_bytes = start.free_bytes - 12 * gib - 11 * gib;
+  CHECK(replan_memory(other, model, r, asked, 0).expert_slots < 8000);
+}
