@@ -49,6 +49,7 @@ submission engine::submit(generation_request request, std::shared_ptr<generation
   auto item = std::make_shared<generation>(std::move(request), std::move(sink));
   {
     const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) return {.status = submit_status::failed, .message = failure_, .handle = nullptr};
     if (closed_)
       return {.status = submit_status::stopping, .message = "the server is shutting down", .handle = nullptr};
     if (counters_.queued.load(std::memory_order_relaxed) >= options_.max_queued) {
@@ -88,6 +89,11 @@ void engine::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+std::string engine::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
 std::chrono::milliseconds engine::step_age() const {
   const auto started = step_started_ms_.load(std::memory_order_relaxed);
   return std::chrono::milliseconds(started < 0 ? 0 : now_ms() - started);
@@ -117,6 +123,9 @@ void engine::loop() {
     step_started_ms_.store(now_ms(), std::memory_order_relaxed);
     more = scheduler_.step();
     step_started_ms_.store(-1, std::memory_order_relaxed);
+    if (scheduler_.failure().empty()) continue;
+    const std::lock_guard lock(mutex_);
+    failure_ = scheduler_.failure();
   }
   scheduler_.cancel_all("the server is shutting down");
   const std::lock_guard lock(mutex_);

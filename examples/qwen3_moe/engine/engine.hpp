@@ -28,6 +28,7 @@ enum class submit_status {
   accepted,
   queue_full,  ///< try again later
   stopping,    ///< drain or stop was called
+  failed,      ///< the device is lost: only a new process helps; `message` says what happened
   invalid,     ///< the request can never run; `message` says why
 };
 
@@ -62,6 +63,9 @@ class engine {
   int context_tokens() const { return context_tokens_; }
   int vocab_size() const { return vocab_size_; }
   const engine_counters& counters() const { return counters_; }
+  /// Why no request can be answered any more, or an empty text. All that were accepted have ended with an
+  /// error.
+  std::string failure() const;
   /// How long the present step has been running; zero between steps.
   std::chrono::milliseconds step_age() const;
 
@@ -79,6 +83,7 @@ class engine {
   std::condition_variable wake_;
   std::condition_variable idle_;
   std::vector<std::shared_ptr<generation>> inbox_;
+  std::string failure_;
   bool closed_ = false;
   bool stopping_ = false;
   bool busy_ = false;

@@ -79,8 +79,12 @@ class generation {
     return ending_.load(std::memory_order_acquire) == ending::satisfied ? finish_reason::stop
                                                                         : finish_reason::cancelled;
   }
-  bool prefilling() const { return static_cast<int>(tokens_.size()) - position_ > 1; }
-  int pending() const { return static_cast<int>(tokens_.size()) - position_; }
+  // Known tokens and those drawn whose step was not read yet.
+  int length() const { return static_cast<int>(tokens_.size()) + unread_; }
+  int pending() const { return length() - position_; }
+  bool prefilling() const { return pending() > 1; }
+  // Whether the answer may need one more token than were drawn already.
+  bool wants_more() const { return completion_tokens() + unread_ < max_tokens_; }
   int completion_tokens() const {
     return static_cast<int>(tokens_.size()) - prompt_tokens_ + (stopped_ ? 1 : 0);
   }
@@ -95,7 +99,10 @@ class generation {
 
   std::uint64_t arrival_ = 0;
   std::uint64_t last_served_ = 0;
-  int position_ = 0;  // tokens that are in the caches
+  int position_ = 0;        // tokens that are in the caches, or will be after the steps in flight
+  int unread_ = 0;          // tokens drawn in steps in flight; 0 wherever the request gives up its slot alive
+  bool on_host_ = false;    // the runner cannot draw for these options
+  bool draws_set_ = false;  // the runner knows what its slot's next draw starts from
   int slot_ = -1;
   std::vector<std::int32_t> pages_;
   bool stopped_ = false;

@@ -2,18 +2,13 @@
 #include "scheduler.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <exception>
 #include <utility>
 
+#include "nibble/core/driver_error.hpp"
 #include "nibble/core/error.hpp"
 
 namespace qwen3_moe {
-namespace {
-
-bool older(std::uint64_t a, std::uint64_t b) { return a < b; }
-
-}  // namespace
 
 scheduler::scheduler(model_runner& runner, const scheduler_options& options, engine_counters& counters)
     : runner_(runner),
@@ -27,14 +22,13 @@ scheduler::scheduler(model_runner& runner, const scheduler_options& options, eng
                                 : limits_.step_tokens),
       unnamed_tokens_(options.unnamed_tokens),
       pages_(limits_.pages),
-      slots_(limits_.slots) {
+      slots_(limits_.slots),
+      draws_(runner.draws()) {
   for (const auto id : unnamed_tokens_)
     if (id < 0 || id >= limits_.vocab_size)
       throw nibble::error("unnamed token " + std::to_string(id) + " is outside the vocabulary of " +
                           std::to_string(limits_.vocab_size));
-  // A step holds at most one wanted row a sequence; the buffer is made once.
-  logits_.resize(static_cast<std::size_t>(limits_.vocab_size) *
-                 static_cast<std::size_t>(std::min(max_running_, limits_.step_tokens)));
+  if (draws_) runner_.forbid(unnamed_tokens_);
   publish();
 }
 
@@ -55,16 +49,27 @@ std::string scheduler::refusal(const generation_request& request) const {
 void scheduler::add(std::shared_ptr<generation> item) {
   item->arrival_ = next_arrival_++;
   if (!std::exchange(item->counted_queued_, true)) counters_.queued.fetch_add(1, std::memory_order_relaxed);
+  if (!failure_.empty()) return finish(*item, finish_reason::error, failure_);
   item->max_tokens_ = std::min(item->max_tokens_, context_tokens_ - item->prompt_tokens_);
+  item->on_host_ = draws_ && !runner_.can_draw(item->sampler_.options());
   waiting_.push_back(std::move(item));
 }
 
 bool scheduler::step() {
   sweep_ended();
   admit();
-  grow_pages();
-  auto shares = compose();
-  if (!shares.empty()) run(shares);
+  if (!grow_pages()) {
+    collect();  // brings the tokens that a preempted sequence begins again with, and perhaps pages
+  } else if (auto parts = compose(); parts.empty()) {
+    collect();
+  } else if (!needs_logits(parts)) {
+    submit(std::move(parts));
+    if (in_flight_.size() >= static_cast<std::size_t>(max_steps_in_flight)) collect();
+  } else if (in_flight_.empty()) {
+    run(parts);
+  } else {
+    collect();
+  }
   drop_finished();
   publish();
   return !idle();
@@ -74,6 +79,7 @@ void scheduler::cancel_all(const std::string& message) {
   for (auto& item : running_) finish(*item, finish_reason::cancelled, message);
   for (auto& item : waiting_) finish(*item, finish_reason::cancelled, message);
   drop_finished();
+  drain();
   publish();
 }
 
@@ -97,120 +103,40 @@ void scheduler::admit() {
     counters_.running.fetch_add(1, std::memory_order_relaxed);
     item->position_ = 0;
     item->last_served_ = 0;
+    item->draws_set_ = false;
     if (std::exchange(item->counted_queued_, false)) counters_.queued.fetch_sub(1, std::memory_order_relaxed);
     try {
       runner_.clear_slot(item->slot_);
+    } catch (const nibble::context_lost_error& problem) {
+      return lose(problem.what());
     } catch (const std::exception& problem) {
       finish(*item, finish_reason::error, problem.what());
       waiting_.pop_front();
       continue;
     }
-    const auto place = std::find_if(running_.begin(), running_.end(), [&](const auto& other) {
-      return older(item->arrival_, other->arrival_);
-    });
+    const auto place = std::find_if(running_.begin(), running_.end(),
+                                    [&](const auto& other) { return item->arrival_ < other->arrival_; });
     running_.insert(place, std::move(item));
     waiting_.pop_front();
   }
 }
 
-void scheduler::grow_pages() {
+// False when pages must be taken from a sequence and a step in flight has to be read first.
+bool scheduler::grow_pages() {
   // Oldest first, so that the pages of the youngest go to those who wait longest.
   for (std::size_t i = 0; i < running_.size(); ++i) {
     const auto item = running_[i];
-    const int missing =
-        pages_for(static_cast<int>(item->tokens_.size())) - static_cast<int>(item->pages_.size());
+    if (!item->wants_more()) continue;
+    const int missing = pages_for(item->length()) - static_cast<int>(item->pages_.size());
     if (missing <= 0) continue;
     while (!pages_.take(missing, item->pages_)) {
+      if (!in_flight_.empty()) return false;
       const auto youngest = running_.back();
       preempt(youngest);
       if (youngest == item) break;
     }
   }
-}
-
-std::vector<scheduler::share> scheduler::compose() {
-  std::vector<std::shared_ptr<generation>> order(running_);
-  std::stable_sort(order.begin(), order.end(),
-                   [](const auto& a, const auto& b) { return older(a->last_served_, b->last_served_); });
-  const bool any_prefill =
-      std::any_of(order.begin(), order.end(), [](const auto& item) { return item->prefilling(); });
-  int left = limits_.step_tokens;
-  std::vector<share> shares;
-  if (left == 1) {
-    if (!order.empty()) shares.push_back({order.front(), 1});
-    return shares;
-  }
-  for (const auto& item : order) {
-    if (left <= (any_prefill ? 1 : 0)) break;
-    if (item->prefilling()) continue;
-    shares.push_back({item, 1});
-    --left;
-  }
-  for (const auto& item : order) {
-    if (left == 0) break;
-    if (!item->prefilling()) continue;
-    const int tokens = std::min({left, item->pending(), prefill_chunk_tokens_});
-    shares.push_back({item, tokens});
-    left -= tokens;
-  }
-  return shares;
-}
-
-void scheduler::run(std::vector<share>& shares) {
-  const auto vocab = static_cast<std::size_t>(limits_.vocab_size);
-  std::vector<step_sequence> sequences;
-  std::size_t rows = 0;
-  for (const auto& [item, tokens] : shares) {
-    const bool last = tokens == item->pending();
-    rows += last ? 1 : 0;
-    sequences.push_back(
-        {.tokens = std::span(item->tokens_)
-                       .subspan(static_cast<std::size_t>(item->position_), static_cast<std::size_t>(tokens)),
-         .position = item->position_,
-         .slot = item->slot_,
-         .pages = item->pages_,
-         .logits = last ? wanted_logits::last : wanted_logits::none});
-  }
-  counters_.steps.fetch_add(1, std::memory_order_relaxed);
-  try {
-    runner_.step(sequences, std::span(logits_).first(rows * vocab));
-  } catch (const std::exception& problem) {
-    for (auto& part : shares) finish(*part.item, finish_reason::error, problem.what());
-    return;
-  }
-  std::size_t row = 0;
-  for (auto& [item, tokens] : shares) {
-    const int prompt_part = std::clamp(item->prompt_tokens_ - item->position_, 0, tokens);
-    counters_.prompt_tokens.fetch_add(static_cast<std::uint64_t>(prompt_part), std::memory_order_relaxed);
-    item->position_ += tokens;
-    item->last_served_ = ++tick_;  // a number of its own, so that turns rotate within a step too
-    if (item->pending() != 0) continue;
-    const auto logits = std::span(logits_).subspan(vocab * row++, vocab);
-    for (const auto id : unnamed_tokens_) logits[static_cast<std::size_t>(id)] = -HUGE_VALF;
-    deliver(*item, logits);
-  }
-}
-
-void scheduler::deliver(generation& item, std::span<float> logits) {
-  if (item.ending_asked()) return finish(item, item.asked_reason());
-  sampled_token token;
-  try {
-    token = item.sampler_.choose(logits);
-  } catch (const std::exception& problem) {
-    return finish(item, finish_reason::error, problem.what());
-  }
-  counters_.completion_tokens.fetch_add(1, std::memory_order_relaxed);
-  if (std::find(item.stop_tokens_.begin(), item.stop_tokens_.end(), token.id) != item.stop_tokens_.end()) {
-    item.stopped_ = true;
-    return finish(item, finish_reason::stop);
-  }
-  item.tokens_.push_back(token.id);
-  try {
-    item.sink_->on_token(token);
-  } catch (const std::exception& problem) {
-    return finish(item, finish_reason::error, problem.what());
-  }
-  if (item.completion_tokens() >= item.max_tokens_) finish(item, finish_reason::length);
+  return true;
 }
 
 void scheduler::preempt(std::shared_ptr<generation> item) {
@@ -221,7 +147,7 @@ void scheduler::preempt(std::shared_ptr<generation> item) {
   counters_.preempted.fetch_add(1, std::memory_order_relaxed);
   running_.erase(std::find(running_.begin(), running_.end(), item));
   const auto place = std::find_if(waiting_.begin(), waiting_.end(),
-                                  [&](const auto& other) { return older(item->arrival_, other->arrival_); });
+                                  [&](const auto& other) { return item->arrival_ < other->arrival_; });
   waiting_.insert(place, std::move(item));
 }
 
@@ -251,6 +177,14 @@ void scheduler::finish(generation& item, finish_reason reason, std::string messa
   } catch (const std::exception&) {
     // The request is over either way; a sink that throws here has nobody left to tell.
   }
+}
+
+void scheduler::lose(const std::string& why) {
+  failure_ = why + "; no request can be answered until the server is started again";
+  in_flight_.clear();
+  for (auto& item : running_) finish(*item, finish_reason::error, failure_);
+  for (auto& item : waiting_) finish(*item, finish_reason::error, failure_);
+  drop_finished();
 }
 
 void scheduler::drop_finished() {

@@ -4,6 +4,7 @@
 #include <random>
 #include <thread>
 
+#include "drawing_runner.hpp"
 #include "engine/engine.hpp"
 #include "recording_sink.hpp"
 #include "support/catch.hpp"
@@ -176,6 +177,98 @@ TEST_CASE("a step that throws does not end the engine") {
   client second(target, request_of(2, 12, 20));
   CHECK(second.get().reason == finish_reason::length);
   CHECK(second.sink->tokens == alone(request_of(2, 12, 20)));
+}
+
+TEST_CASE("clients come and go while a runner draws on its own thread") {
+  auto limits = small_limits();
+  limits.pages = 24;
+  drawing_runner runner(limits, stream_kind::thread);
+  runner.most_logprobs = 2;
+  engine target(runner, {.max_queued = 1000, .scheduler = {}});
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0}, whole{0};
+  for (unsigned t = 0; t < 6; ++t)
+    threads.emplace_back([&, t] {
+      std::mt19937 random(t);
+      for (int i = 0; i < 30; ++i) {
+        auto request = request_of(random(), 1 + random() % 40, 1 + static_cast<int>(random() % 40));
+        if (random() % 8 == 0) request.sampling.logprobs = 3;
+        if (random() % 3 == 0) request.sampling.frequency_penalty = 0.4f;
+        client mine(target, request);
+        if (random() % 3 == 0) {
+          const int wanted = static_cast<int>(random() % 20);
+          while (mine.sink->seen < wanted && mine.result.wait_for(0s) != std::future_status::ready)
+            std::this_thread::yield();
+          mine.sent.handle->cancel();
+        }
+        const auto end = mine.get();
+        if (end.reason == finish_reason::error) ++wrong;
+        if (end.reason != finish_reason::length) continue;
+        ++whole;
+        if (mine.sink->tokens != alone(request)) ++wrong;
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(whole > 60);
+  CHECK(target.drain(10s));
+  CHECK(target.counters().free_pages == limits.pages);
+  CHECK(target.counters().free_slots == limits.slots);
+  target.stop();
+  CHECK(runner.in_flight() == 0);
+  CHECK(runner.begun_ahead > 0);
+  CHECK(runner.violations.empty());
+}
+
+TEST_CASE("stop with steps in flight reads them and ends their requests") {
+  drawing_runner runner(small_limits(), stream_kind::thread);
+  engine target(runner, {});
+  std::vector<std::unique_ptr<client>> clients;
+  for (std::uint64_t i = 0; i < 6; ++i)
+    clients.push_back(std::make_unique<client>(target, request_of(i, 12, 244)));
+  while (clients[0]->sink->seen == 0) std::this_thread::yield();
+  target.stop();
+  for (auto& item : clients) {
+    const auto end = item->get();
+    CHECK((end.reason == finish_reason::cancelled || end.reason == finish_reason::length));
+  }
+  CHECK(runner.in_flight() == 0);
+  CHECK(runner.violations.empty());
+}
+
+TEST_CASE("a lost device ends the requests, refuses new ones and lets the engine stop") {
+  drawing_runner runner(small_limits(), stream_kind::thread);
+  runner.on_finish = [&] {
+    if (runner.begun < 30) return;
+    runner.lost = true;
+    nibble::require(nibble::status::cuda(700, "fake", "an illegal address"));
+  };
+  engine target(runner, {});
+  CHECK(target.failure().empty());
+  std::vector<std::unique_ptr<client>> clients;
+  for (std::uint64_t i = 0; i < 8; ++i)
+    clients.push_back(std::make_unique<client>(target, request_of(i, 12, 200)));
+  for (auto& item : clients) {
+    const auto end = item->get();
+    CHECK(end.reason == finish_reason::error);
+    CHECK(end.message.find("an illegal address") != std::string::npos);
+  }
+  // The engine says so a moment after the requests hear it; until then it ends newcomers itself.
+  for (int i = 0; i < 10'000 && target.failure().empty(); ++i) {
+    client early(target, request_of(9, 12, 20));
+    if (early.accepted()) CHECK(early.get().reason == finish_reason::error);
+    std::this_thread::sleep_for(1ms);
+  }
+  CHECK(target.failure().find("an illegal address") != std::string::npos);
+  client late(target, request_of(9, 12, 20));
+  CHECK(late.sent.status == submit_status::failed);
+  CHECK(late.sent.message == target.failure());
+  CHECK(target.drain(10s));
+  CHECK(target.counters().running == 0);
+  CHECK(target.counters().queued == 0);
+  CHECK(target.step_age() == 0ms);
+  target.stop();
+  CHECK(runner.violations.empty());
 }
 
 TEST_CASE("a runner that could run nothing is refused") {
