@@ -22,7 +22,7 @@ inline constexpr auto router_prefill_kernel_of =
 template <router_shape Shape>
 struct router_family {
   static_assert(Shape.valid(),
-                "a router has a hidden size that is a multiple of 256, at most 1024 experts, "
+                "a router has a hidden size that is a multiple of 256, at most 512 experts, "
                 "and chooses at most 32 of them");
   using params = router_params;
   using norm = rms_norm_family<Shape.hidden>;

@@ -20,14 +20,14 @@ inline constexpr int max_router_decode_rows = 16;
 
 struct router_shape {
   int hidden = 0;         ///< a multiple of 256
-  int experts = 0;        ///< at most 1024
+  int experts = 0;        ///< at most 512
   int top_k = 0;          ///< at most 32 and at most experts
   bool shared = false;    ///< there is a shared-expert gate
   bool normalise = true;  ///< weights are divided by the sum of the chosen ones
 
   friend constexpr bool operator==(const router_shape&, const router_shape&) = default;
   [[nodiscard]] NIBBLE_HOST_DEVICE constexpr bool valid() const {
-    return hidden > 0 && hidden % 256 == 0 && experts > 0 && experts <= 1024 && top_k > 0 && top_k <= 32 &&
+    return hidden > 0 && hidden % 256 == 0 && experts > 0 && experts <= 512 && top_k > 0 && top_k <= 32 &&
            top_k <= experts;
   }
   /// Row tiles of 16: the experts', and one for the gate.

@@ -61,7 +61,7 @@ struct rows_product_plan {
   static constexpr int extra_row = 16 * ((N + 15) / 16);  ///< its number among the results
   static constexpr int weight_rows = 16 * tiles;
   static constexpr int stage_bytes = 128 * (weight_rows + tile_rows);
-  static constexpr int stages = 4;
+  static constexpr int stages = 4 * stage_bytes <= 231424 ? 4 : 3 * stage_bytes <= 231424 ? 3 : 2;
   static constexpr int ldr = weight_rows + 4;  ///< floats from one token's results to the next's
   static constexpr int result_bytes = 4 * ldr * tile_rows;
   static constexpr int shared_bytes =
