@@ -93,6 +93,19 @@ class basic_device_memory {
 using device_memory = basic_device_memory<detail::device_allocator>;
 using pinned_memory = basic_device_memory<detail::pinned_allocator>;
 
+/// Copies that are over when they return; they throw. For set-up, not for steps.
+inline void copy_to_device(void* to, const void* from, std::uint64_t bytes) {
+  require(runtime_status(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "nibble::copy_to_device",
+                         "the copy failed"));
+  // From pageable memory the runtime may return while its own staging copy is under way.
+  require(
+      runtime_status(cudaStreamSynchronize(cudaStreamLegacy), "nibble::copy_to_device", "the copy failed"));
+}
+inline void copy_to_host(void* to, const void* from, std::uint64_t bytes) {
+  require(runtime_status(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "nibble::copy_to_host",
+                         "the copy failed"));
+}
+
 /// Hands out pieces of one block, front to back, each at a multiple of 256 bytes. With a null base it only
 /// counts, so one function both sizes and places a workspace.
 class device_carver {

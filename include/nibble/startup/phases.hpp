@@ -226,6 +226,7 @@ class caches {
     for (int attempt = 1;; ++attempt) {
       try {
         model.allocate(context, context.plan());
+        context.platform().synchronize();  // whatever stream it wrote its caches on
         return;
       } catch (const device_out_of_memory& problem) {
         if (attempt == attempts) throw;
