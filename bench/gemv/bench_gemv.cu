@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench_gemv [--json FILE] [--tokens 1,2,8] [--only TEXT] [--rotate-outputs] [--no-plain] [--no-cublas]
+// bench_gemv [--json FILE] [--tokens 1,2,8] [--many 64,4096] [--only TEXT] [--rotate-outputs] [--no-plain]
+//            [--no-cublas] [--no-many]
 //
 // Times every compiled geometry with weights streamed from memory, plain and chained (programmatic dependent
 // launch), next to a kernel that only reads the same bytes and cuBLASLt over the same matrix in bf16, all in
@@ -13,13 +14,16 @@ namespace {
 
 using nibble::weight_format;
 
-std::vector<int> numbers(const char* text) {
+std::vector<int> numbers(const char* text, int least, int most) {
   std::vector<int> out;
   for (const char* p = text; *p != '\0';) {
     char* end = nullptr;
     const long v = std::strtol(p, &end, 10);
-    if (end == p || v < 1 || v > 16) {
-      std::fprintf(stderr, "--tokens takes numbers from 1 to 16 with commas between them, not %s\n", text);
+    if (end == p || v < least || v > most) {
+      std::fprintf(
+          stderr,
+          "--tokens takes numbers from 1 to 16, --many from 17 to 16384, commas between them, not %s\n",
+          text);
       std::exit(2);
     }
     out.push_back(static_cast<int>(v));
@@ -39,7 +43,11 @@ int main(int argc, char** argv) {
     if (a == "--json" && value)
       json = argv[++i];
     else if (a == "--tokens" && value)
-      options.tokens = numbers(argv[++i]);
+      options.tokens = numbers(argv[++i], 1, 16);
+    else if (a == "--many" && value)
+      options.many = numbers(argv[++i], 17, 16384);
+    else if (a == "--no-many")
+      options.many.clear();
     else if (a == "--only" && value)
       only = argv[++i];
     else if (a == "--rotate-outputs")
@@ -50,8 +58,9 @@ int main(int argc, char** argv) {
       options.cublas = false;
     else {
       std::fprintf(stderr,
-                   "usage: bench_gemv [--json FILE] [--tokens 1,2,8] [--only TEXT] [--rotate-outputs] "
-                   "[--no-plain] [--no-cublas]\n");
+                   "usage: bench_gemv [--json FILE] [--tokens 1,2,8] [--many 64,4096] [--only TEXT] "
+                   "[--rotate-outputs] "
+                   "[--no-plain] [--no-cublas] [--no-many]\n");
       return 2;
     }
   }
@@ -73,10 +82,10 @@ int main(int argc, char** argv) {
     if (wanted(layout.shape.name()))                                                              \
       bench::dense<layout, nibble::store<__nv_bfloat16>>(out, options, cublas);                   \
   }
-#define BENCH_EXPERTS(hidden, inner, count, top_k, shared)                                                    \
-  if (wanted("experts")) {                                                                                  \
+#define BENCH_EXPERTS(hidden, inner, count, top_k, shared)                                                 \
+  if (wanted("experts")) {                                                                                 \
     constexpr nibble::moe::experts_shape shape{hidden, inner, count, top_k, shared, weight_format::nvfp4}; \
-    bench::experts<shape>(out, options.tokens);                                                             \
+    bench::experts<shape>(out, options.tokens, options.many);                                              \
   }
 #include "cases.inc"
 #undef BENCH_DENSE

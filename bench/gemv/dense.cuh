@@ -7,7 +7,7 @@
 #include <random>
 
 #include "harness.cuh"
-#include "nibble/nvfp4/gemv_launch.cuh"
+#include "nibble/nvfp4/gemm.cuh"
 
 namespace bench {
 
@@ -22,6 +22,10 @@ inline const char* name_of(nibble::gemv_variant v) {
   }
   return "?";
 }
+inline std::string name_of(const nibble::gemm_shape& s) {
+  return "gemm " + std::to_string(16 * s.row_tiles()) + "x" + std::to_string(s.tokens) + " k" +
+         std::to_string(s.k_warps) + " s" + std::to_string(s.stages);
+}
 inline std::string name_of(const nibble::gemv_policy& p) {
   return std::string(name_of(p.variant)) + " " + std::to_string(p.grid) + "x" + std::to_string(p.warps) +
          " d" + std::to_string(p.variant == nibble::gemv_variant::ring ? p.stages : p.depth) + " c" +
@@ -30,6 +34,7 @@ inline std::string name_of(const nibble::gemv_policy& p) {
 
 struct dense_options {
   std::vector<int> tokens = {1, 2, 4, 8, 16};
+  std::vector<int> many = {32, 64, 128, 512, 4096};  ///< more than 16: the tensor-core product
   bool rotate_outputs = false;
   bool plain = true;
   bool cublas = true;
@@ -44,7 +49,7 @@ struct dense_case {
   __nv_bfloat16* x;
   float* y;
   unsigned long long* keys;
-  int outputs, count;
+  int outputs, count, most = 16;
   double floor_plain = 0, floor_pdl = 0;
 
   explicit dense_case(const dense_options& options) {
@@ -61,11 +66,12 @@ struct dense_case {
     for (std::size_t i = 1; i < n; ++i)
       BENCH_CHECK(cudaMemcpy(weights + i * bytes, weights, bytes, cudaMemcpyDeviceToDevice));
     for (std::size_t i = 0; i < n; ++i) copies.push_back(weights + i * bytes);
-    std::vector<__nv_bfloat16> hx(16 * static_cast<std::size_t>(Layout.shape.k));
+    for (const int m : options.many) most = std::max(most, m);
+    std::vector<__nv_bfloat16> hx(static_cast<std::size_t>(most) * Layout.shape.k);
     for (auto& v : hx) v = __float2bfloat16(static_cast<float>(random() % 2001) / 1000.0f - 1.0f);
     x = upload(hx);
     outputs = options.rotate_outputs ? 16 : 1;
-    y = allocate<float>(16 * static_cast<std::size_t>(Layout.shape.n) * outputs);
+    y = allocate<float>(static_cast<std::size_t>(most) * static_cast<std::size_t>(Layout.shape.n) * outputs);
     keys = allocate<unsigned long long>(16 * 4096);
     count = std::max(8, std::min(400, static_cast<int>(1.2e9 / static_cast<double>(bytes))));
     floor_plain = options.plain ? read_floor(copies, bytes, count, nibble::launch_chain::plain) : 0;
@@ -82,8 +88,8 @@ struct dense_case {
     p.tiles = copies[static_cast<std::size_t>(i) % copies.size()];
     p.x = x, p.ldx = Layout.shape.k, p.m = m;
     for (float& s : p.scale) s = 0.0625f;
-    p.out.y = reinterpret_cast<decltype(p.out.y)>(y + 16 * static_cast<std::size_t>(Layout.shape.n) *
-                                                          (i % outputs));
+    p.out.y = reinterpret_cast<decltype(p.out.y)>(
+        y + static_cast<std::size_t>(most) * static_cast<std::size_t>(Layout.shape.n) * (i % outputs));
     p.out.ldy = nibble::layout_constants<Layout>::rows;
     if constexpr (requires { p.out.residual; }) p.out.residual = p.out.y, p.out.ldr = p.out.ldy;
     if constexpr (requires { p.out.keys; }) p.out.keys = keys, p.out.blocks = 264;
@@ -91,13 +97,19 @@ struct dense_case {
   }
   template <class Launch>
   double time(int m, nibble::launch_chain chain, Launch launch) const {
-    return graph_time(count, [&](int i) {
+    return graph_time(m <= 16 ? count : std::min(count, m <= 512 ? 40 : 8), [&](int i) {
       good(launch(params(i, m), m, nibble::launch_options{stream(), chain}));
     });
   }
 };
 
-/// Measures the kernels select_gemv chooses.
+/// The tensor-core kernel that serves `m` tokens.
+template <nibble::resident_layout Layout>
+std::string many_name(int m) {
+  return name_of(nibble::select_gemm(Layout, nibble::gemm_token_class(m)));
+}
+
+/// Measures the kernels select_gemv and select_gemm choose.
 template <nibble::resident_layout Layout, class Epilogue>
 void dense(report& out, const dense_options& options, cublas_lt& cublas) {
   good(nibble::prepare_gemv<Layout, Epilogue>());
@@ -122,6 +134,18 @@ void dense(report& out, const dense_options& options, cublas_lt& cublas) {
     r.us = c.time(m, nibble::launch_chain::pdl, launch);
     out.add(r);
   }
+  // Many tokens. The floor is the reading alone: from some hundred tokens on arithmetic is the limit.
+  if constexpr (!Epilogue::finishes && Layout.shape.n < 65536) {
+    if (!options.many.empty()) good(nibble::prepare_gemm<Layout, Epilogue>());
+    for (const int m : options.many) {
+      row r{"dense", g.name(), g.n, g.k, m, format, "", "pdl", 0, c.floor_pdl, c.bytes};
+      r.kernel = many_name<Layout>(m);
+      r.us = c.time(m, nibble::launch_chain::pdl, [](const auto& p, int tokens, const auto& o) {
+        return nibble::launch_linear<Layout, Epilogue>(p, tokens, o);
+      });
+      out.add(r);
+    }
+  }
   if (options.cublas && cublas.available()) {
     // The same matrix in bf16: as many copies of 2 bytes an element as fit the rotation.
     const std::size_t bytes = 2 * static_cast<std::size_t>(g.n) * g.k;
@@ -130,10 +154,12 @@ void dense(report& out, const dense_options& options, cublas_lt& cublas) {
     BENCH_CHECK(cudaMemset(w, 0x3C, bytes * n));
     std::vector<const std::uint8_t*> copies;
     for (std::size_t i = 0; i < n; ++i) copies.push_back(w + i * bytes);
-    for (const int m : {1, 8}) {
+    std::vector<int> tokens = {1, 8};
+    if (g.n < 65536) tokens.insert(tokens.end(), options.many.begin(), options.many.end());
+    for (const int m : tokens) {
       row r{"dense", g.name(), g.n, g.k, m, "bf16", "cublasLt", "plain", 0, c.floor_plain, bytes};
       r.us = cublas.time(g.n, g.k, m, copies, c.x, reinterpret_cast<__nv_bfloat16*>(c.y),
-                         std::max(8, c.count / 4));
+                         m > 512 ? 8 : std::max(8, c.count / 4));
       if (r.us > 0) out.add(r);
     }
     BENCH_CHECK(cudaFree(w));

@@ -8,20 +8,21 @@
 #include <set>
 
 #include "harness.cuh"
-#include "nibble/moe/experts_launch.cuh"
+#include "nibble/moe/experts_family.cuh"
 
 namespace bench {
 
 template <nibble::moe::experts_shape S>
 struct experts_case {
   static constexpr int sets = 64, max_m = 16, shared_copies = 64;
+  int most;  ///< tokens
   nibble::moe::experts_params base;
   std::int32_t* ids;
   std::uint8_t* shared;
   std::vector<std::int32_t> routes;
   double up_plain, up_pdl, down_plain, down_pdl;
 
-  experts_case() {
+  explicit experts_case(int most_tokens) : most(std::max(most_tokens, max_m)) {
     std::mt19937_64 random(3);
     const std::size_t bytes = S.slot_bytes();
     std::vector<std::uint8_t> slot(bytes);
@@ -40,7 +41,7 @@ struct experts_case {
     std::vector<std::int32_t> slot_of(S.experts);
     for (int e = 0; e < S.experts; ++e) slot_of[e] = e;
     std::shuffle(slot_of.begin(), slot_of.end(), random);
-    routes.resize(static_cast<std::size_t>(sets) * max_m * S.top_k);
+    routes.resize(static_cast<std::size_t>(std::max(sets * max_m, 2 * most)) * S.top_k);
     for (std::size_t t = 0; t < routes.size() / S.top_k; ++t) {
       std::vector<std::int32_t> order(S.experts);
       for (int e = 0; e < S.experts; ++e) order[e] = e;
@@ -51,17 +52,19 @@ struct experts_case {
       }
     }
     ids = upload(routes);
-    std::vector<__nv_bfloat16> x(static_cast<std::size_t>(max_m) * S.hidden);
+    std::vector<__nv_bfloat16> x(static_cast<std::size_t>(most) * S.hidden);
     for (auto& v : x) v = __float2bfloat16(static_cast<float>(random() % 2001) / 1000.0f - 1.0f);
     base.slots = arena,
     base.slot_scales = upload(std::vector<float>(3 * static_cast<std::size_t>(S.experts), 0.01f));
     base.slot_count = S.experts, base.slot_of = upload(slot_of), base.shared_expert = shared;
     for (float& s : base.shared_scales) s = 0.01f;
-    base.weights = upload(std::vector<float>(static_cast<std::size_t>(max_m) * S.top_k, 0.125f));
-    base.shared_weights = upload(std::vector<float>(max_m, 0.5f));
+    base.weights = upload(std::vector<float>(static_cast<std::size_t>(most) * S.top_k, 0.125f));
+    base.shared_weights = upload(std::vector<float>(most, 0.5f));
     base.x = upload(x), base.ldx = S.hidden;
-    base.h = allocate<__nv_bfloat16>(static_cast<std::size_t>(max_m) * S.groups() * S.inner);
-    base.y = allocate<__nv_bfloat16>(static_cast<std::size_t>(max_m) * S.hidden), base.ldy = S.hidden;
+    base.h = allocate<__nv_bfloat16>(static_cast<std::size_t>(most) * S.groups() * S.inner);
+    base.workspace_bytes = nibble::moe::experts_family<S>::workspace_bytes(most);
+    base.workspace = allocate<std::byte>(base.workspace_bytes + 1);
+    base.y = allocate<__nv_bfloat16>(static_cast<std::size_t>(most) * S.hidden), base.ldy = S.hidden;
     base.residual = base.y, base.ldr = S.hidden;
     base.report = allocate<unsigned>(nibble::moe::report_words(S));
     const auto floors = [&](std::size_t part, double& plain, double& pdl) {
@@ -91,6 +94,26 @@ struct experts_case {
              (S.shared ? 1 : 0);
     }
     return sum / count;
+  }
+  /// More than 16 tokens: sort, gate|up, down and the sum together. Two sets of routes in turn; all experts'
+  /// weights exceed the caches.
+  void time_many(int m, report& out) const {
+    const double us = graph_time(m <= 512 ? 20 : 6, [&](int i) {
+      nibble::moe::experts_params p = params(0, m);
+      p.ids = ids + static_cast<std::ptrdiff_t>(i % 2) * m * S.top_k;
+      good(nibble::moe::experts_family<S>::launch(p, {stream(), nibble::launch_chain::pdl}));
+    });
+    const double matrices =
+        static_cast<double>(
+            std::set<std::int32_t>(routes.begin(), routes.begin() + static_cast<std::ptrdiff_t>(m) * S.top_k)
+                .size()) +
+        (S.shared ? 1 : 0);
+    out.add({"experts_pair",
+             "experts " + std::to_string(S.top_k) + "/" + std::to_string(S.experts) + (S.shared ? "+1" : ""),
+             2 * S.inner, S.hidden, m, std::string(nibble::name_of(S.format)),
+             "sorted w" + std::to_string(nibble::moe::expert_tile_width(S, m)), "pdl", us,
+             (up_pdl + down_pdl) * matrices / S.groups(),
+             static_cast<std::size_t>(static_cast<double>(S.slot_bytes()) * matrices)});
   }
   template <class Up, class Down>
   void time(const std::string& label, const std::vector<int>& tokens, Up up, Down down, report* out) const {
@@ -137,12 +160,14 @@ struct experts_case {
 };
 
 template <nibble::moe::experts_shape S>
-void experts(report& out, const std::vector<int>& tokens) {
+void experts(report& out, const std::vector<int>& tokens, const std::vector<int>& many) {
   good(nibble::moe::prepare_experts<S>());
-  const experts_case<S> c;
+  good(nibble::moe::prepare_experts_many<S>());
+  const experts_case<S> c(many.empty() ? 0 : *std::max_element(many.begin(), many.end()));
   c.time(
       "grouped", tokens, [](const auto& p, const auto& o) { return nibble::moe::launch_gate_up<S>(p, o); },
       [](const auto& p, const auto& o) { return nibble::moe::launch_down<S>(p, o); }, &out);
+  for (const int m : many) c.time_many(m, out);
 }
 
 }  // namespace bench

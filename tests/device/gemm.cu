@@ -7,17 +7,19 @@ using namespace nibble;
 using bf = __nv_bfloat16;
 
 namespace {
-constexpr auto f4 = weight_format::nvfp4, f8 = weight_format::fp8;
+constexpr auto f4 = weight_format::nvfp4, f8 = weight_format::fp8, b16 = weight_format::bf16;
 
 template <resident_layout Layout, class Epilogue>
 bool many(const char* name) {
   return device_test::add("gemm", name, [] {
-    kernel_info info;
-    NIBBLE_GOOD((prepare_gemm<Layout, Epilogue>(&info)));
-    NIBBLE_CHECK(info.local_bytes == 0);
-    device_test::check_layout<Layout, Epilogue>(
-        {1, 17, 64, 128, 129, 200}, 0,
-        [](auto p, int m, const auto& o) { return launch_gemm<Layout, Epilogue>(p, m, o); }, Layout.shape.k);
+    kernel_info info[3];
+    NIBBLE_GOOD((prepare_gemm<Layout, Epilogue>(info)));
+    for (const auto& i : info) NIBBLE_CHECK(i.local_bytes == 0);
+    const auto launch = [](auto p, int m, const auto& o) { return launch_gemm<Layout, Epilogue>(p, m, o); };
+    // One class of tokens after the other: rows are the same bits within a class.
+    device_test::check_layout<Layout, Epilogue>({1, 17, 32}, 0, launch, Layout.shape.k);
+    device_test::check_layout<Layout, Epilogue>({33, 64}, 0, launch, Layout.shape.k + 1);
+    device_test::check_layout<Layout, Epilogue>({65, 128, 129, 200}, 0, launch, Layout.shape.k + 2);
   });
 }
 const bool registered[] = {
@@ -26,17 +28,19 @@ const bool registered[] = {
     many<resident_layout{fused(2048, f4, 512, 512), row_order::gate_up}, swiglu>("nvfp4, swiglu"),
     many<resident_layout{fused(48, f4, 21, 21), row_order::gate_up}, swiglu>("nvfp4, ragged swiglu"),
     many<resident_layout{matrix(272, 2880, f8)}, add_residual>("fp8"),
+    many<resident_layout{fused(256, f8, 1500, 612)}, add_scaled_residual>("fp8, a weight for each token"),
+    many<resident_layout{matrix(257, 1024, b16)}, store<float>>("bf16"),
+    many<resident_layout{fused(304, b16, 72, 72), row_order::gate_up}, swiglu>("bf16, swiglu"),
+    many<resident_layout{fused(2048, f8, 8192, 512, 512)}, store<bf>>("fp8, many row tiles"),
 };
 const bool chosen = device_test::add("gemm", "launch_linear takes either kernel", [] {
   constexpr resident_layout layout{matrix(256, 512, f4)};
-  static_assert(gemm_pays(layout, 200) && !gemm_pays(layout, 20));
-  static_assert(gemm_pays({matrix(12288, 2048, f4)}, 256) && !gemm_pays({matrix(2048, 4096, f4)}, 128));
   NIBBLE_GOOD((prepare_gemv<layout, store<bf>>()));
   NIBBLE_GOOD((prepare_gemm<layout, store<bf>>()));
   device_test::check_layout<layout, store<bf>>(
       {40}, 0, [](auto p, int m, const auto& o) { return launch_linear<layout, store<bf>>(p, m, o); }, 3);
   device_test::check_layout<layout, store<bf>>(
-      {20}, 0, [](auto p, int m, const auto& o) { return launch_linear<layout, store<bf>>(p, m, o); }, 4);
+      {16}, 0, [](auto p, int m, const auto& o) { return launch_linear<layout, store<bf>>(p, m, o); }, 4);
 });
 }  // namespace
 

@@ -24,9 +24,28 @@ struct output_of<nibble::add_residual> {
   using type = __nv_bfloat16;
 };
 template <>
+struct output_of<nibble::add_scaled_residual> {
+  using type = __nv_bfloat16;
+};
+template <>
 struct output_of<nibble::swiglu> {
   using type = __nv_bfloat16;
 };
+
+/// Norm weights of a test: bf16 or fp32, some of them negative.
+template <class Weight>
+std::vector<Weight> random_norm(int k, std::uint64_t seed) {
+  std::vector<Weight> weights;
+  fast_random random{seed};
+  for (int i = 0; i < k; ++i) {
+    const float v = static_cast<float>(random() >> 40) * 0x1p-24f * 2.5f - 0.5f;
+    if constexpr (std::is_same_v<Weight, float>)
+      weights.push_back(v);
+    else
+      weights.push_back(__float2bfloat16_rn(v));
+  }
+  return weights;
+}
 
 inline double value_of(float v) { return v; }
 inline double value_of(__nv_bfloat16 v) { return __bfloat162float(v); }
@@ -36,11 +55,15 @@ template <nibble::resident_layout Layout, class Epilogue>
 using launcher = nibble::status (*)(nibble::gemv_params<Epilogue>, int, const nibble::launch_options&);
 
 /// Runs `launch` for each m of `counts`. Row t of every run must be the same bits.
-template <nibble::resident_layout Layout, class Epilogue, class Launch>
+///
+/// With an RMSNorm in the input x · weight is rounded to bf16, a rounding a reference knows, and everything
+/// else is fp64; that this is the norm followed by the product to bf16's accuracy is checked beside.
+template <nibble::resident_layout Layout, class Epilogue, class Input = nibble::plain_input, class Launch>
 void check_layout(const std::vector<int>& counts, int blocks, Launch launch, std::uint64_t seed) {
   using Out = typename output_of<Epilogue>::type;
   constexpr int rows = nibble::layout_constants<Layout>::rows, k = Layout.shape.k;
-  constexpr bool residual = std::is_same_v<Epilogue, nibble::add_residual>;
+  constexpr bool scaled = std::is_same_v<Epilogue, nibble::add_scaled_residual>;
+  constexpr bool residual = scaled || std::is_same_v<Epilogue, nibble::add_residual>;
   constexpr bool argmax = std::is_same_v<Epilogue, nibble::store_and_argmax>;
   constexpr bool gated = std::is_same_v<Epilogue, nibble::swiglu>;
   const random_matrix w(Layout, seed);
@@ -48,7 +71,32 @@ void check_layout(const std::vector<int>& counts, int blocks, Launch launch, std
   for (const int m : counts) most = std::max(most, m);
   const auto x = random_activations(static_cast<std::size_t>(most) * k, seed + 1);
   const auto r = random_activations(static_cast<std::size_t>(most) * rows, seed + 2);
-  const auto want = w.multiply(x, most);
+  auto product_x = x;
+  std::vector<double> factor(static_cast<std::size_t>(most), 1.0);
+  constexpr float eps = 1e-5f;
+  using norm_weight = std::conditional_t<Input::norm_bytes == 4, float, __nv_bfloat16>;
+  const auto norm = random_norm<norm_weight>(k, seed + 3);
+  if constexpr (Input::normed)
+    for (int t = 0; t < most; ++t) {
+      double squares = 0;
+      for (int i = 0; i < k; ++i) {
+        auto& v = product_x[static_cast<std::size_t>(t) * k + i];
+        const double value = nibble::bf16::decode(v);
+        squares += value * value;
+        v = nibble::bf16::encode(static_cast<float>(value) * static_cast<float>(value_of(norm[i])));
+      }
+      factor[static_cast<std::size_t>(t)] = 1 / std::sqrt(squares / k + static_cast<double>(eps));
+    }
+  auto want = w.multiply(product_x, most);
+  for (std::size_t i = 0; i < want.y.size(); ++i) {
+    want.y[i] *= factor[i / Layout.shape.n];
+    want.magnitude[i] *= factor[i / Layout.shape.n];
+  }
+  std::vector<float> token_weight(static_cast<std::size_t>(most));
+  for (int t = 0; t < most; ++t)
+    token_weight[static_cast<std::size_t>(t)] = 0.75f - 0.1f * static_cast<float>(t % 9);
+  const buffer<float> d_token_weight(token_weight);
+  const buffer<norm_weight> d_norm(norm);
   const buffer<std::uint8_t> tiles(w.tiles());
 
   std::vector<Out> first_rows(static_cast<std::size_t>(most) * rows);
@@ -67,7 +115,8 @@ void check_layout(const std::vector<int>& counts, int blocks, Launch launch, std
     const buffer<std::uint16_t> dx(padded), dr(residuals);
     const buffer<Out> y(static_cast<std::size_t>(m - 1) * ldy + rows);
     const buffer<unsigned long long> keys(static_cast<std::size_t>(m) * std::max(blocks, 1));
-    nibble::gemv_params<Epilogue> p;
+    nibble::gemv_params<Epilogue, Input> p;
+    if constexpr (Input::normed) p.in = {d_norm.data(), eps};
     p.tiles = tiles.data();
     p.x = reinterpret_cast<const __nv_bfloat16*>(dx.data());
     p.ldx = ldx;
@@ -79,6 +128,7 @@ void check_layout(const std::vector<int>& counts, int blocks, Launch launch, std
       p.out.residual = reinterpret_cast<const __nv_bfloat16*>(dr.data());
       p.out.ldr = ldy;
     }
+    if constexpr (scaled) p.out.weight = m % 2 != 0 ? nullptr : d_token_weight.data();
     if constexpr (argmax) {
       p.out.keys = keys.data();
       p.out.blocks = blocks;
@@ -102,6 +152,10 @@ void check_layout(const std::vector<int>& counts, int blocks, Launch launch, std
         magnitude = 1.1 * std::fabs(up) * want.magnitude[at(row)] +
                     std::fabs(s) * want.magnitude[at(row + rows)] + 8 * std::fabs(expected);
       }
+      if constexpr (scaled) {
+        const double f = m % 2 != 0 ? 1.0 : static_cast<double>(token_weight[static_cast<std::size_t>(t)]);
+        expected *= f, magnitude *= std::fabs(f);
+      }
       if constexpr (residual) expected += nibble::bf16::decode(r[static_cast<std::size_t>(t) * rows + row]);
       if (!close(value_of(got[i]), expected, magnitude, k, !std::is_same_v<Out, float>)) {
         if (++wrong == 1)
@@ -109,7 +163,9 @@ void check_layout(const std::vector<int>& counts, int blocks, Launch launch, std
                       value_of(got[i]), expected);
       }
       auto& before = first_rows[static_cast<std::size_t>(t) * rows + row];
-      if (!have[static_cast<std::size_t>(t)])
+      if (scaled)
+        continue;  // other weights in other batches
+      else if (!have[static_cast<std::size_t>(t)])
         before = got[i];
       else if (std::memcmp(&before, &got[i], sizeof(Out)) != 0 && ++wrong == 1)
         std::printf("  %s m=%d token %d row %d: differs from a smaller batch\n", Layout.shape.name().c_str(),
@@ -132,16 +188,19 @@ void check_layout(const std::vector<int>& counts, int blocks, Launch launch, std
 }
 
 /// All five kernels of a layout, as select_gemv chooses them; m = 16 + 5 takes two launches.
-template <nibble::resident_layout Layout, class Epilogue>
+template <nibble::resident_layout Layout, class Epilogue, class Input = nibble::plain_input>
 void check_selected(std::uint64_t seed) {
   nibble::kernel_info info[5];
-  NIBBLE_GOOD((nibble::prepare_gemv<Layout, Epilogue>(info)));
+  NIBBLE_GOOD((nibble::prepare_gemv<Layout, Epilogue, nibble::h200, Input>(info)));
   for (const auto& i : info) NIBBLE_CHECK(i.local_bytes == 0);
-  constexpr int blocks = nibble::select_gemv(Layout, 1).grid;
-  check_layout<Layout, Epilogue>(
+  constexpr int blocks = nibble::select_gemv(Layout, 1, nibble::h200, Input::norm_bytes).grid;
+  check_layout<Layout, Epilogue, Input>(
       std::is_same_v<Epilogue, nibble::store_and_argmax> ? std::vector<int>{1, 2, 8, 16}
                                                          : std::vector<int>{1, 2, 3, 7, 8, 9, 16, 21},
-      blocks, [](auto p, int m, const auto& o) { return nibble::launch_gemv<Layout, Epilogue>(p, m, o); },
+      blocks,
+      [](auto p, int m, const auto& o) {
+        return nibble::launch_gemv<Layout, Epilogue, nibble::h200>(p, m, o);
+      },
       seed);
 }
 

@@ -49,6 +49,16 @@ __device__ __forceinline__ uint2 load_shared_8(std::uint32_t address) {
   return v;
 }
 
+__device__ __forceinline__ std::uint32_t load_shared_4(std::uint32_t address) {
+  std::uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ void store_shared(std::uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 // Programmatic dependent launch. Without the launch attribute both do nothing; before sm_90 they do not
 // exist.
 __device__ __forceinline__ void wait_for_previous_grid() {

@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// The routed experts of a shape as a kernel family: gate|up and down together.
+/// The routed experts of a shape as a kernel family, for any number of tokens.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "nibble/moe/experts_launch.cuh"
+#include "nibble/moe/experts_many_launch.cuh"
 
 namespace nibble::moe {
 
-template <experts_shape Shape>
+/// y = residual + shared weight · shared expert + Σ_j weight_j · expert_j, see experts_types.hpp.
+///
+/// Up to 16 tokens two kernels made for few tokens, above them a sort by expert, two tensor-core products and
+/// a sum; a token's result is the same bits for any number of tokens up to 16, and equal up to rounding
+/// above.
+template <experts_shape Shape, device_class Device = h200>
 struct experts_family {
   using params = experts_params;
   static constexpr const char* name = "experts";
@@ -19,28 +26,31 @@ struct experts_family {
   [[nodiscard]] static constexpr std::size_t h_bytes(int most_tokens) {
     return static_cast<std::size_t>(most_tokens) * Shape.groups() * Shape.inner * sizeof(std::uint16_t);
   }
-  /// Bytes of p.workspace for at most `most_tokens` tokens a launch, from a 128-byte address; may be zero.
+  /// Bytes of p.workspace for at most `most_tokens` tokens a launch, from a 128-byte address; zero for 16 or
+  /// fewer. About (top_k + 1) · hidden · 2 bytes a token.
   [[nodiscard]] static constexpr std::size_t workspace_bytes(int most_tokens) {
-    return most_tokens <= max_tokens ? 0 : 128;
+    return most_tokens <= max_tokens ? 0 : workspace_of(Shape, most_tokens).bytes;
   }
 
   /// visit(kernel, threads, dynamic shared bytes, name) → status, for every kernel of launch().
   template <class Visit>
   static status for_each_kernel(Visit&& visit) {
     constexpr experts_policy one = select_experts(Shape, 1), many = select_experts(Shape, 8);
-    const auto none = std::size_t{0};
+    constexpr std::size_t none = 0;
     status s = visit(gate_up_kernel_of<Shape, one, 1>, 32 * one.up_warps, none, "experts_gate_up");
     if (s.ok()) s = visit(gate_up_kernel_of<Shape, many, 8>, 32 * many.up_warps, none, "experts_gate_up");
     if (s.ok())
       s = visit(down_kernel_of<Shape, one>, 32 * one.down_warps * Shape.groups(), none, "experts_down");
     if (s.ok())
       s = visit(down_kernel_of<Shape, many>, 32 * many.down_warps * Shape.groups(), none, "experts_down");
+    if (s.ok()) s = visit_experts_many<Shape, Device>(visit);
     return s;
   }
 
-  /// gate|up, then down, for p.m tokens. p.ids, p.weights, p.shared_weights and p.x may come from the kernel
-  /// just before; p.slot_of must be older.
+  /// Everything for p.m tokens. p.ids, p.weights, p.shared_weights and p.x may come from the kernel just
+  /// before; p.slot_of must be older.
   static status launch(const params& p, const launch_options& options) {
+    if (p.m > max_tokens) return launch_experts_many<Shape, Device>(p, options);
     if (const status s = launch_gate_up<Shape>(p, options); !s.ok()) return s;
     return launch_down<Shape>(p, options);
   }

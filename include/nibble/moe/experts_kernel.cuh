@@ -10,6 +10,7 @@
 
 #include <cuda_bf16.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "nibble/moe/experts_types.hpp"
@@ -30,13 +31,15 @@ struct experts_params {
   const float* shared_weights = nullptr;  ///< [m], null: 1
   const __nv_bfloat16* x = nullptr;       ///< [m][hidden], rows ldx apart
   int ldx = 0;
-  __nv_bfloat16* h = nullptr;  ///< [m][groups][inner], written by gate|up, read by down
+  __nv_bfloat16* h = nullptr;  ///< m · groups · inner elements, written by gate|up, read by down
   __nv_bfloat16* y = nullptr;  ///< [m][hidden], rows ldy apart
   int ldy = 0;
   const __nv_bfloat16* residual = nullptr;  ///< [m][hidden], rows ldr apart; may be null, may be y
   int ldr = 0;
   unsigned* report = nullptr;  ///< [report_words], only ever added to; may be null
   int m = 0;
+  std::byte* workspace = nullptr;  ///< only for more than 16 tokens: experts_family::workspace_bytes
+  std::size_t workspace_bytes = 0;
 };
 
 // Kernels take the shape and policy as integers; see gemv_types.hpp.

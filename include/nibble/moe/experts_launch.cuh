@@ -28,14 +28,13 @@ inline constexpr auto down_kernel_of =
 namespace detail {
 
 template <experts_shape S>
-status check(const experts_params& p, const char* where) {
+status check_slots(const experts_params& p, const char* where) {
   static_assert(S.valid(),
                 "experts have widths that are multiples of 16, at most 4096 of them and 16 per token with "
                 "the shared one");
   const auto aligned = [](const void* a, std::uintptr_t to) {
     return a != nullptr && reinterpret_cast<std::uintptr_t>(a) % to == 0;
   };
-  if (p.m < 1 || p.m > max_tokens) return status::invalid(where, "a launch takes 1 to 16 tokens");
   if (!aligned(p.slots, tile_alignment_bytes) || p.slot_scales == nullptr || p.slot_count < 1)
     return status::invalid(
         where, "the slots need an address that is a multiple of 128, scales, and at least one slot");
@@ -47,6 +46,35 @@ status check(const experts_params& p, const char* where) {
   return status::success();
 }
 
+template <experts_shape S>
+status check_x(const experts_params& p, const char* where) {
+  if (p.x == nullptr || reinterpret_cast<std::uintptr_t>(p.x) % 16 != 0 || p.ldx % 8 != 0 || p.ldx < S.hidden)
+    return status::invalid(
+        where, "x needs a 16-byte address and a row stride of the hidden size or more, a multiple of 8");
+  return status::success();
+}
+
+template <experts_shape S>
+status check_outputs(const experts_params& p, const char* where) {
+  if (p.weights == nullptr) return status::invalid(where, "the routing weights are missing");
+  const auto pairs = [](const void* a, int ld) {
+    return a != nullptr && reinterpret_cast<std::uintptr_t>(a) % 4 == 0 && ld % 2 == 0 && ld >= S.hidden;
+  };
+  if (!pairs(p.y, p.ldy))
+    return status::invalid(where,
+                           "y needs a 4-byte address and an even row stride of the hidden size or more");
+  if (p.residual != nullptr && !pairs(p.residual, p.ldr))
+    return status::invalid(
+        where, "the residual needs a 4-byte address and an even row stride of the hidden size or more");
+  return status::success();
+}
+
+template <experts_shape S>
+status check(const experts_params& p, const char* where) {
+  if (p.m < 1 || p.m > max_tokens) return status::invalid(where, "a launch takes 1 to 16 tokens");
+  return check_slots<S>(p, where);
+}
+
 }  // namespace detail
 
 /// h = SwiGLU of the shared and the chosen experts. Missing experts and ids out of range leave their rows of
@@ -55,9 +83,7 @@ template <experts_shape S, experts_policy P, int Columns>
 status launch_gate_up_with(const experts_params& p, const launch_options& options) {
   static constexpr const char* where = "nibble::moe::gate_up";
   if (const status s = detail::check<S>(p, where); !s.ok()) return s;
-  if (p.x == nullptr || reinterpret_cast<std::uintptr_t>(p.x) % 16 != 0 || p.ldx % 8 != 0 || p.ldx < S.hidden)
-    return status::invalid(
-        where, "x needs a 16-byte address and a row stride of the hidden size or more, a multiple of 8");
+  if (const status s = detail::check_x<S>(p, where); !s.ok()) return s;
   const int tiles = S.gate_up().row_tiles();
   if (Columns == 1 && p.m == 1)
     return launch(gate_up_kernel_of<S, P, Columns>, dim3(static_cast<unsigned>(S.groups() * tiles)),
@@ -75,16 +101,7 @@ template <experts_shape S, experts_policy P>
 status launch_down_with(const experts_params& p, const launch_options& options) {
   static constexpr const char* where = "nibble::moe::down";
   if (const status s = detail::check<S>(p, where); !s.ok()) return s;
-  if (p.weights == nullptr) return status::invalid(where, "the routing weights are missing");
-  const auto pairs = [](const void* a, int ld) {
-    return a != nullptr && reinterpret_cast<std::uintptr_t>(a) % 4 == 0 && ld % 2 == 0 && ld >= S.hidden;
-  };
-  if (!pairs(p.y, p.ldy))
-    return status::invalid(where,
-                           "y needs a 4-byte address and an even row stride of the hidden size or more");
-  if (p.residual != nullptr && !pairs(p.residual, p.ldr))
-    return status::invalid(
-        where, "the residual needs a 4-byte address and an even row stride of the hidden size or more");
+  if (const status s = detail::check_outputs<S>(p, where); !s.ok()) return s;
   // As many blocks as one wave holds, then as few as leave each the same share.
   const int units = p.m * S.down().row_tiles();
   const int each =

@@ -146,9 +146,11 @@ __device__ __forceinline__ void emit(const gemv_params<Epilogue, Input>& p, type
   }
 }
 
-/// Whether the weights of a norm may wait in shared memory beside a block's share of the matrix.
-template <class Input>
-inline constexpr bool small_weights = !std::is_same_v<Input, rms_normed<float>>;
+/// Whether the weights of a norm may wait in shared memory beside the rest of a block: two blocks of the
+/// matrix's copies must still fit a multiprocessor.
+template <class Input, int K, int SharedBytes>
+inline constexpr bool norm_is_staged =
+    Input::norm_bytes <= 2 || SharedBytes + K* Input::norm_bytes <= 112 * 1024;
 
 /// First row tile of block `b`: equal contiguous shares.
 template <int RowTiles, int Grid>
@@ -265,8 +267,8 @@ __device__ __forceinline__ void gemv_one_shot(const gemv_params<Epilogue, Input>
   constexpr int slice_bytes = per_warp * plan.tile_bytes, row_bytes = plan.row_bytes;
   constexpr bool whole = Policy.whole_rows, all_x = per_warp <= 2;
   extern __shared__ __align__(128) std::uint8_t shared[];  // [rows][warps][slice]
-  using state =
-      typename Input::template state<W, per_warp, Policy.columns, Layout.shape.k, small_weights<Input>>;
+  using state = typename Input::template state<W, per_warp, Policy.columns, Layout.shape.k,
+                                               norm_is_staged<Input, Layout.shape.k, plan.shared_bytes>>;
   __shared__ std::uint64_t barriers[whole ? 1 : W][Rows];
   __shared__ typename Epilogue::shared out;
   __shared__ typename state::shared in;
@@ -368,8 +370,8 @@ __device__ __forceinline__ void gemv_ring(const gemv_params<Epilogue, Input>& p)
   constexpr int W = Policy.warps, units = plan.units, per_warp = plan.k_tiles_warp, bytes = plan.row_bytes;
   constexpr int stages = Policy.stages, batch = Policy.batch, buffers = Policy.columns == 16 ? 1 : 2;
   extern __shared__ __align__(128) std::uint8_t shared[];
-  using state =
-      typename Input::template state<W, per_warp, Policy.columns, Layout.shape.k, small_weights<Input>>;
+  using state = typename Input::template state<W, per_warp, Policy.columns, Layout.shape.k,
+                                               norm_is_staged<Input, Layout.shape.k, plan.shared_bytes>>;
   __shared__ std::uint64_t full[stages], empty[stages];
   __shared__ typename Epilogue::shared out;
   __shared__ typename state::shared in;

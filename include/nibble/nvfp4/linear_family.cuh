@@ -12,8 +12,8 @@ namespace nibble {
 
 /// y = epilogue(input(x) · Wᵀ) for p.m tokens. Input is plain_input or rms_normed<Weight>.
 ///
-/// plain_input: launch() takes any number of tokens: matrix-vector kernels for up to 16, above them the
-/// tensor-core kernel where the format has one and it pays, else turns of 16.
+/// plain_input: launch() takes any number of tokens: matrix-vector kernels for up to 16, above them
+/// tensor-core kernels (store_and_argmax: turns of 16).
 /// rms_normed: launch() takes raw rows of at most 16 tokens and norms them itself. More tokens are normed by
 /// a kernel of the caller's, and launch_many() takes them as they are.
 template <resident_layout Layout, class Epilogue, class Input = plain_input, device_class Device = h200>
@@ -24,8 +24,8 @@ struct linear_family {
   static constexpr resident_layout layout = Layout;
   /// Tokens up to which launch() norms.
   static constexpr int most_normed_tokens = max_gemv_tokens;
-  /// Whether there is a tensor-core kernel for many tokens.
-  static constexpr bool has_gemm = Layout.shape.format != weight_format::bf16 && !Epilogue::finishes;
+  /// Whether there are tensor-core kernels for many tokens.
+  static constexpr bool has_gemm = !Epilogue::finishes;
   /// Blocks of the kernel that serves `m` tokens, at most 16: what store_and_argmax wants to know.
   [[nodiscard]] static constexpr int blocks(int m) {
     return select_gemv(Layout, token_columns(m), Device, Input::norm_bytes).grid;
@@ -39,9 +39,7 @@ struct linear_family {
     if constexpr (Input::normed && !has_gemm)
       if (s.ok()) s = visit_gemv<plain_input>(visit);
     if constexpr (has_gemm)
-      if (s.ok())
-        s = visit(gemm_kernel_of<Layout, Epilogue>, gemm::threads,
-                  static_cast<std::size_t>(gemm::stages * gemm::stage_bytes(Layout.shape.format)), name);
+      if (s.ok()) s = visit_gemm<Layout, Epilogue, Device>(visit, name);
     return s;
   }
 
@@ -51,9 +49,7 @@ struct linear_family {
         return status::invalid("nibble::linear", "more than 16 rows are normed beforehand: use launch_many");
       return launch_gemv<Layout, Epilogue, Device>(p, p.m, options);
     } else {
-      if constexpr (has_gemm)
-        if (gemm_pays(Layout, p.m, Device)) return launch_gemm<Layout, Epilogue>(p, p.m, options);
-      return launch_gemv<Layout, Epilogue, Device>(p, p.m, options);
+      return launch_linear<Layout, Epilogue, Device>(p, p.m, options);
     }
   }
 
@@ -65,7 +61,7 @@ struct linear_family {
     plain.tiles = p.tiles, plain.x = p.x, plain.ldx = p.ldx, plain.m = p.m, plain.out = p.out;
     for (int i = 0; i < max_segments; ++i) plain.scale[i] = p.scale[i];
     if constexpr (has_gemm)
-      return launch_gemm<Layout, Epilogue>(plain, p.m, options);
+      return launch_gemm<Layout, Epilogue, Device>(plain, p.m, options);
     else
       return launch_gemv<Layout, Epilogue, Device>(plain, p.m, options);
   }

@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 CLASSES = {"80": "ampere", "86": "ampere_consumer", "89": "ada", "90": "h200", "100a": "blackwell", "120a": "blackwell_consumer"}
-CHAINED = ("gemv_kernel", "experts_down")  # kernels whose weights are known before the wait
+CHAINED = ("gemv_kernel", "gemm_kernel", "experts_down")  # kernels whose weights are known before the wait
 
 
 def compile_to(arguments, output):
@@ -74,7 +74,7 @@ def order(nvcc, source, includes):
         text = open(ptx.name, encoding="utf-8").read()
     entries = re.split(r"\.entry ", text)[1:]
     chained = [e for e in entries if any(c in e.split("(")[0] for c in CHAINED)]
-    problems = [in_order(e.split("(")[0][:120], e, r"ld\.global\.L1::no_allocate|cp\.async\.bulk\.shared", r"griddepcontrol\.wait",
+    problems = [in_order(e.split("(")[0][:120], e, r"ld\.global\.L1::no_allocate|cp\.async\.bulk\.shared|cp\.async\.cg\.shared", r"griddepcontrol\.wait",
                          r"griddepcontrol\.launch_dependents") for e in chained]
     report("PTX", len(chained), [p for p in problems if p])
     if any("ld.global.nc.L1::no_allocate" in e for e in chained):
@@ -87,7 +87,7 @@ def order(nvcc, source, includes):
         compile_to(flags(nvcc, source, includes, "90", "-cubin"), cubin.name)
         sass = subprocess.run([cuobjdump, "-sass", cubin.name], capture_output=True, text=True, check=True).stdout
     functions = [f for f in re.split(r"Function : ", sass)[1:] if any(c in f.split("\n")[0] for c in CHAINED)]
-    problems = [in_order(f.split("\n")[0][:120], f, r"LDG\.E\.(128|64)|LDG\.E\.LTC\S*|LDG\.E\.NA\S*|UBLKCP", r"ACQBULK", r"PREEXIT") for f in functions]
+    problems = [in_order(f.split("\n")[0][:120], f, r"LDG\.E\.(128|64)|LDG\.E\.LTC\S*|LDG\.E\.NA\S*|LDGSTS|UBLKCP", r"ACQBULK", r"PREEXIT") for f in functions]
     report("machine code", len(functions), [p for p in problems if p])
 
 
