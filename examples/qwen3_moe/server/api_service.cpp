@@ -189,6 +189,9 @@ void api_service::health(const std::shared_ptr<http_exchange>& exchange) {
     response.fields.emplace_back("Retry-After", "1");
     return exchange->send(std::move(response));
   }
+  if (const auto why = ready->engine->failure(); !why.empty())
+    return exchange->send(
+        json_response(json::object{{"status", "failed"}, {"model", ready->name()}, {"message", why}}, 503));
   const bool stalled = ready->engine->step_age() > options_.stalled_after;
   const auto& counters = ready->engine->counters();
   exchange->send(json_response(json::object{{"status", stalled ? "stalled" : "ok"},

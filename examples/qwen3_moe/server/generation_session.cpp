@@ -60,7 +60,8 @@ void generation_session::start(std::vector<generation_request> requests) {
     closed_ = true;
     exchange_.reset();
     if (sent.status == submit_status::queue_full) throw error_of_status(429, sent.message);
-    if (sent.status == submit_status::stopping) throw error_of_status(503, sent.message);
+    if (sent.status == submit_status::stopping || sent.status == submit_status::failed)
+      throw error_of_status(503, sent.message);
     throw api_error(400, sent.message);
   }
   exchange_->on_disconnect([weak = weak_from_this()] {

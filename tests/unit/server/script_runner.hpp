@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/model_runner.hpp"
+#include "nibble/core/driver_error.hpp"
 #include "nibble/core/error.hpp"
 
 namespace qwen3_moe::testing {
@@ -38,14 +39,18 @@ class script_runner : public model_runner {
       if (sequence.logits == wanted_logits::none) continue;
       if (slot.prompt == 0) slot.prompt = slot.tokens.size();
       const auto index = slot.tokens.size() - slot.prompt;
-      if (static_cast<int>(index) == fail_at.load()) throw nibble::error("the device is gone");
+      if (static_cast<int>(index) == fail_at.load()) {
+        if (lose_device) nibble::require(nibble::status::cuda(700, "script", "an illegal address"));
+        throw nibble::error("the device is gone");
+      }
       const auto token = answer_(std::span(slot.tokens).first(slot.prompt), index);
       logits[row++ * static_cast<std::size_t>(limits_.vocab_size) + static_cast<std::size_t>(token)] = 100.0f;
     }
   }
 
   std::atomic<int> step_pause_us{0};
-  std::atomic<int> fail_at{-1};  ///< an answer's token at which the step throws
+  std::atomic<int> fail_at{-1};          ///< an answer's token at which the step throws
+  std::atomic<bool> lose_device{false};  ///< it throws a context_lost_error
 
  private:
   struct slot_state {

@@ -392,6 +392,27 @@ TEST_CASE("api: a model that is not ready is 503, and the process is alive") {
   CHECK(server.chat().status == 503);
 }
 
+TEST_CASE("api: a lost device is told to everybody and the process stays up") {
+  test_server server;
+  server.runner.lose_device = true;
+  server.runner.fail_at = 1;
+  const auto answer = server.chat();
+  CHECK(answer.status == 500);
+  CHECK(answer.error("message").find("started again") != std::string::npos);
+  server.runner.fail_at = -1;
+  for (int i = 0; i < 10'000 && server.engine.failure().empty(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const auto late = server.chat();
+  CHECK(late.status == 503);
+  CHECK(late.error("message").find("an illegal address") != std::string::npos);
+  const auto health = server.get("/health");
+  CHECK(health.status == 503);
+  CHECK(health.json().at("status") == "failed");
+  CHECK(std::string(health.json().at("message").as_string()).find("an illegal address") != std::string::npos);
+  CHECK(server.get("/health/live").status == 200);
+  CHECK(server.get("/metrics").status == 200);
+}
+
 TEST_CASE("api: keys are wanted everywhere but for health") {
   test_setup setup;
   setup.api_keys = {"secret-one", "secret-two"};
