@@ -45,18 +45,25 @@ struct decode_shared {
   static constexpr int group = S.group(), tiles = (group + 7) / 8, steps = S.head_dim / 16;
   static constexpr int warps = attention_decode_threads / 32;
   static constexpr int row = S.head_dim + 4;
-  uint4 q[tiles][steps][32];        ///< operand order: rounded heads in rows 0 … 7, their rests in 8 … 15
-  float values[warps][group][row];  ///< of each warp, not divided by its sum
-  float2 sums[warps][tiles * 8];    ///< largest score, sum
-  float factor[flat_chunks][group];
-  float2 total[group];
-  float fresh_score[group];
-  float fresh_value[S.head_dim];
+  static constexpr int partials_at_once = 8;
+  uint4 q[tiles][steps][32];  ///< operand order: rounded heads in rows 0 … 7, their rests in 8 … 15
+  __nv_bfloat16 raw_q[group * (S.gated ? 2 : 1) * S.head_dim];  ///< as they come, gates between them
+  __nv_bfloat16 raw_kv[2][S.head_dim];
+  union {
+    float values[warps][group][row];                            ///< of each warp, not divided by its sum
+    float4 partials[partials_at_once][group * S.head_dim / 4];  ///< of several chunks
+  };
+  float4 result[group * S.head_dim / 4];
+  alignas(16) float fresh_value[S.head_dim];
   float norm[2][S.head_dim];
+  float2 sums[warps][tiles * 8];  ///< largest score, sum
+  float2 total[group];            ///< of the result
+  float factor[flat_chunks][group];
+  float fresh_score[group];
   float2 angle[2][S.rotary_dim / 2];  ///< (cos, sin) of the row's position, as `piece`
+  decode_piece piece[2];              ///< the one being worked on and the next: registers are short
   sequence_table pieces;
   std::int32_t position[max_attention_sequences], row_of[max_attention_sequences];
-  decode_piece piece[2];  ///< the one being finished and the next: registers are short
   int last;
 };
 
@@ -67,8 +74,7 @@ struct attention_decoder {
   static constexpr int threads = attention_decode_threads, warps = threads / 32;
   static constexpr int head_tiles = (group + 7) / 8, steps = dim / 16;
   /// Sums of a score: two where registers allow, which halves its latency.
-  static constexpr int chains = dim * head_tiles >= 256 && format == kv_format::bf16 ? 1 : 2;
-  static constexpr int heads_per_warp = (group + warps - 1) / warps;
+  static constexpr int chains = head_tiles == 1 ? 2 : 1;
   using head = warp_head<dim, S.rotary_dim, S.zero_centred_norm>;
   using layout = page_layout<kv_heads, dim, S.page_tokens, format>;
   using math = kv_math<format>;
@@ -93,6 +99,9 @@ struct attention_decoder {
     w.begin = w.chunk * c.tokens;
     w.end = min(w.begin + c.tokens, w.position);
     return w;
+  }
+  static __device__ __forceinline__ float sigmoid(std::uint32_t bits) {
+    return __fdividef(1.0f, 1.0f + __expf(-__uint_as_float(bits)));
   }
   /// The thread's number, read anew: what is computed from it is not kept in registers over the main loop.
   static __device__ __forceinline__ int thread_here() {
@@ -121,6 +130,7 @@ struct attention_decoder {
   __device__ __forceinline__ int start(int number, int turn) {
     const decode_piece w = find(number);
     if (threadIdx.x == 0) shared.piece[turn] = w;
+#pragma unroll 1
     for (int i = threadIdx.x; i < S.rotary_dim / 2; i += threads)
       shared.angle[turn][i] = cosine_sine(static_cast<float>(w.position) * p.inverse_frequencies[i]);
     return pages_from(w, 0);
@@ -138,52 +148,50 @@ struct attention_decoder {
     }
   }
 
-  /// Queries of the piece as operands; with the last chunk also the new key and value.
+  /// Queries of the piece as operands; with the last chunk also the new key and value. Loops stay loops here
+  /// and in what follows a chunk: instructions that run once cost more to fetch than to execute.
   __device__ __forceinline__ void stage_queries(const decode_piece& w, const float2* angle) {
     const int thread = thread_here(), lane = thread & 31, warp = thread >> 5;
     const __nv_bfloat16* row = p.qkv + static_cast<std::size_t>(shared.row_of[w.sequence]) * p.ldqkv;
-    constexpr int q_stride = S.gated ? 2 * dim : dim;
-    typename head::bits q[heads_per_warp], k, v;
-#pragma unroll
-    for (int i = 0; i < heads_per_warp; ++i) {
-      const int h = min(warp + warps * i, group - 1);
-      head::load(q[i], row + static_cast<std::size_t>(w.kv * group + h) * q_stride, lane);
-    }
+    constexpr int q_stride = S.gated ? 2 * dim : dim, q_units = group * q_stride / 8, kv_units = dim / 8;
+    const std::uint32_t raw_q = shared_address(shared.raw_q), raw_kv = shared_address(shared.raw_kv);
     const bool fresh = w.last_chunk();
-    typename head::values key;
+#pragma unroll 1
+    for (int unit = thread; unit < q_units; unit += threads)
+      copy_async(raw_q + unit * 16, row + w.kv * (group * q_stride) + unit * 8, true);
+    if (fresh && thread < 2 * kv_units)
+      copy_async(raw_kv + thread * 16,
+                 row + S.q_width() + (thread / kv_units) * S.kv_width() + w.kv * dim + thread % kv_units * 8,
+                 true);
+    commit_copies();
     std::byte* place = nullptr;
     if (fresh) {
-      head::load(k, row + S.q_width() + w.kv * dim, lane);
-      head::load(v, row + S.q_width() + S.kv_width() + w.kv * dim, lane);
       const int page =
           p.step
               .pages[static_cast<std::size_t>(w.sequence) * p.step.page_stride + w.position / S.page_tokens];
       place = layout::key(p.pool, page, w.kv, w.position);
     }
-    if (fresh) {
-      head::unpack(key, k);
-      head::normalise(key, shared.norm[1], p.eps, lane);
-      head::rotate_by_table(key, angle, lane);
-      store_in_cache<format>(place, lane, key, warp == 0);
-      if (warp == warps - 1) {
-        typename head::values value;
-        head::unpack(value, v);
-        store_in_cache<format>(place + layout::values_offset, lane, value, true);
-#pragma unroll
-        for (int j = 0; j < head::each; ++j) shared.fresh_value[lane * head::each + j] = value[j];
-      }
-    }
-    const float scale = 1.44269504f / sqrtf(static_cast<float>(dim));  // scores are exponents of two
-#pragma unroll
-    for (int i = 0; i < heads_per_warp; ++i) {
-      const int h = warp + warps * i;
-      if (h >= group) break;
+    wait_for_copies<0>();
+    __syncthreads();
+    constexpr float scale = 1.44269504f * (dim == 256 ? 0.0625f : dim == 128 ? 0.0883883476f : 0.125f);
+    typename head::values key;
+    // Head -1 is the new key: every warp makes it, since every warp multiplies its queries by it.
+#pragma unroll 1
+    for (int h = fresh ? -1 : warp; h < group; h = h < 0 ? warp : h + warps) {
+      typename head::bits bits;
       typename head::values x;
-      head::unpack(x, q[i]);
-      head::normalise(x, shared.norm[0], p.eps, lane);
-      head::rotate_by_table(x, angle, lane);
+      head::load(bits, h < 0 ? shared.raw_kv[0] : shared.raw_q + h * q_stride, lane);
+      head::unpack(x, bits);
+      head::normalise(x, shared.norm[h < 0 ? 1 : 0], p.eps, lane);
+      head::rotate(x, angle, lane);
+      if (h < 0) {  // the score uses the key as the cache holds it
+        store_in_cache<format>(place, lane, x, warp == 0);
 #pragma unroll
-      for (int j = 0; j < head::each; ++j) x[j] *= scale;
+        for (int j = 0; j < head::each; ++j) key[j] = x[j];
+        continue;
+      }
+#pragma unroll
+      for (int j = 0; j < head::each; ++j) x[j] *= scale;  // scores are exponents of two
       if (fresh) {
         float dot = 0;
 #pragma unroll
@@ -200,6 +208,15 @@ struct attention_decoder {
             reinterpret_cast<uint2*>(&shared.q[h / 8][tile::step_of(d)][h % 8 * 4 + tile::quarter_of(d)]);
         operand[d % 4 / 2] = parts;
       }
+    }
+    if (fresh && warp == warps - 1) {
+      typename head::bits bits;
+      typename head::values value;
+      head::load(bits, shared.raw_kv[1], lane);
+      head::unpack(value, bits);
+      store_in_cache<format>(place + layout::values_offset, lane, value, true);
+#pragma unroll
+      for (int j = 0; j < head::each; ++j) shared.fresh_value[lane * head::each + j] = value[j];
     }
   }
 
@@ -323,7 +340,6 @@ struct attention_decoder {
   }
 
   static constexpr int quads = group * dim / 4;  ///< of outputs, `threads` apart for a thread
-  static constexpr int quads_each = (quads + threads - 1) / threads;
 
   __device__ __forceinline__ float2* sums_at(int number) const {
     return reinterpret_cast<float2*>(p.workspace + p.layout.sums_offset) +
@@ -333,49 +349,54 @@ struct attention_decoder {
     return reinterpret_cast<float4*>(p.workspace + p.layout.values_offset) +
            static_cast<std::size_t>(number) * quads;
   }
+  static __device__ __forceinline__ void add(float4& to, float factor, const float4& v) {
+    to.x = fmaf(factor, v.x, to.x), to.y = fmaf(factor, v.y, to.y);
+    to.z = fmaf(factor, v.z, to.z), to.w = fmaf(factor, v.w, to.w);
+  }
 
-  /// The chunk's warps, in order, and the new token. \param total per quad: largest score and sum of its head
-  __device__ __forceinline__ void merge_warps(const decode_piece& w, float4 (&out)[quads_each],
-                                              float2 (&total)[quads_each]) const {
-    const int thread = thread_here();
-#pragma unroll
-    for (int i = 0; i < quads_each; ++i) {
-      const int quad = thread + threads * i, h = quad / (dim / 4), d = quad % (dim / 4) * 4;
-      if (quad >= quads) break;
-      float m = no_score;
+  /// The chunk's warps, in order, and the new token.
+  __device__ __forceinline__ void merge_warps(bool fresh) const {
+#pragma unroll 1
+    for (int quad = thread_here(); quad < quads; quad += threads) {
+      const int h = quad / (dim / 4), d = quad % (dim / 4) * 4;
+      const float fresh_score = fresh ? shared.fresh_score[h] : no_score;
+      float m = fresh_score;
 #pragma unroll
       for (int k = 0; k < warps; ++k) m = fmaxf(m, shared.sums[k][h].x);
-      const float fresh = w.last_chunk() ? shared.fresh_score[h] : no_score;
-      m = fmaxf(m, fresh);
       float4 o = make_float4(0, 0, 0, 0);
       float l = 0;
 #pragma unroll
       for (int k = 0; k < warps; ++k) {
         const float2 sum = shared.sums[k][h];
         const float factor = fast_exp2(sum.x - m);
-        const float4 v = *reinterpret_cast<const float4*>(&shared.values[k][h][d]);
-        o.x = fmaf(factor, v.x, o.x), o.y = fmaf(factor, v.y, o.y);
-        o.z = fmaf(factor, v.z, o.z), o.w = fmaf(factor, v.w, o.w);
+        add(o, factor, *reinterpret_cast<const float4*>(&shared.values[k][h][d]));
         l = fmaf(factor, sum.y, l);
       }
-      if (w.last_chunk()) {
-        const float factor = fast_exp2(fresh - m);
-        const float4 v = *reinterpret_cast<const float4*>(&shared.fresh_value[d]);
-        o.x = fmaf(factor, v.x, o.x), o.y = fmaf(factor, v.y, o.y);
-        o.z = fmaf(factor, v.z, o.z), o.w = fmaf(factor, v.w, o.w);
+      if (fresh) {
+        const float factor = fast_exp2(fresh_score - m);
+        add(o, factor, *reinterpret_cast<const float4*>(&shared.fresh_value[d]));
         l += factor;
       }
-      out[i] = o;
-      total[i] = make_float2(m, l);
+      shared.result[quad] = o;
+      if (d == 0) shared.total[h] = make_float2(m, l);
     }
   }
 
+  __device__ __forceinline__ void write_partial(int number) const {
+    float4* to = values_at(number);
+#pragma unroll 1
+    for (int quad = thread_here(); quad < quads; quad += threads) __stcg(to + quad, shared.result[quad]);
+    const int h =
+        thread_here();  // the thread that wrote total[h] need not be this one: the caller synchronises
+    if (h < group) __stcg(sums_at(number) + h, shared.total[h]);
+  }
+
   /// Adds `count` partial results, `stride` pieces apart, in order. \param count at most flat_chunks
-  __device__ __forceinline__ void add_partials(int first, int stride, int count, float4 (&out)[quads_each],
-                                               float2 (&total)[quads_each]) {
+  __device__ __forceinline__ void add_partials(int first, int stride, int count) {
     const int thread = thread_here();
-    for (int base = 0; base < group * flat_chunks; base += threads) {
-      const int index = base + thread, h = index / flat_chunks, c = index % flat_chunks;
+#pragma unroll 1
+    for (int index = thread; index < (group * flat_chunks + 31) / 32 * 32; index += threads) {
+      const int h = index / flat_chunks, c = index % flat_chunks;
       const bool used = h < group && c < count;
       const float2 sum = used ? __ldcg(sums_at(first + c * stride) + h) : make_float2(no_score, 0);
       float m = sum.x;
@@ -390,39 +411,25 @@ struct attention_decoder {
         if (c == 0) shared.total[h] = make_float2(m, l);
       }
     }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < quads_each; ++i) out[i] = make_float4(0, 0, 0, 0);
-#pragma unroll 2
-    for (int c = 0; c < count; ++c) {
-      const float4* values = values_at(first + c * stride);
-#pragma unroll
-      for (int i = 0; i < quads_each; ++i) {
-        const int quad = thread + threads * i;
-        if (quad >= quads) break;
-        const float factor = shared.factor[c][quad / (dim / 4)];
-        const float4 v = __ldcg(values + quad);
-        out[i].x = fmaf(factor, v.x, out[i].x), out[i].y = fmaf(factor, v.y, out[i].y);
-        out[i].z = fmaf(factor, v.z, out[i].z), out[i].w = fmaf(factor, v.w, out[i].w);
+#pragma unroll 1
+    for (int c0 = 0; c0 < count; c0 += shared_t::partials_at_once) {
+      const int here = min(shared_t::partials_at_once, count - c0);
+      const std::uint32_t to = shared_address(shared.partials);
+#pragma unroll 1
+      for (int i = thread; i < here * quads; i += threads)
+        copy_async(to + i * 16, values_at(first + (c0 + i / quads) * stride) + i % quads, true);
+      commit_copies();
+      wait_for_copies<0>();
+      __syncthreads();
+#pragma unroll 1
+      for (int quad = thread; quad < quads; quad += threads) {
+        float4 o = c0 > 0 ? shared.result[quad] : make_float4(0, 0, 0, 0);
+#pragma unroll 4
+        for (int c = 0; c < here; ++c)
+          add(o, shared.factor[c0 + c][quad / (dim / 4)], shared.partials[c][quad]);
+        shared.result[quad] = o;
       }
-    }
-#pragma unroll
-    for (int i = 0; i < quads_each; ++i) {
-      const int quad = thread + threads * i;
-      if (quad >= quads) break;
-      total[i] = shared.total[quad / (dim / 4)];
-    }
-  }
-
-  __device__ __forceinline__ void write_partial(int number, const float4 (&out)[quads_each],
-                                                const float2 (&total)[quads_each]) const {
-    const int thread = thread_here();
-#pragma unroll
-    for (int i = 0; i < quads_each; ++i) {
-      const int quad = thread + threads * i;
-      if (quad >= quads) break;
-      __stcg(values_at(number) + quad, out[i]);
-      if (quad % (dim / 4) == 0) __stcg(sums_at(number) + quad / (dim / 4), total[i]);
+      __syncthreads();
     }
   }
 
@@ -443,64 +450,65 @@ struct attention_decoder {
     return shared.last != 0;
   }
 
-  __device__ __forceinline__ void write_output(const decode_piece& w, const float4 (&out)[quads_each],
-                                               const float2 (&total)[quads_each]) const {
-    const int thread = thread_here();
-    const auto row = static_cast<std::size_t>(shared.row_of[w.sequence]);
-#pragma unroll
-    for (int i = 0; i < quads_each; ++i) {
-      const int quad = thread + threads * i, h = w.kv * group + quad / (dim / 4), d = quad % (dim / 4) * 4;
-      if (quad >= quads) break;
-      const float inverse = 1.0f / total[i].y;
-      float4 o = make_float4(out[i].x * inverse, out[i].y * inverse, out[i].z * inverse, out[i].w * inverse);
+  __device__ __forceinline__ void write_output(const decode_piece& w) const {
+    __nv_bfloat16* row =
+        p.out + static_cast<std::size_t>(shared.row_of[w.sequence]) * p.ldo + w.kv * (group * dim);
+#pragma unroll 1
+    for (int quad = thread_here(); quad < quads; quad += threads) {
+      const int h = quad / (dim / 4), d = quad % (dim / 4) * 4;
+      const float inverse = __fdividef(1.0f, shared.total[h].y);
+      float4 o = shared.result[quad];
+      o.x *= inverse, o.y *= inverse, o.z *= inverse, o.w *= inverse;
       if constexpr (S.gated) {
-        const uint2 bits = *reinterpret_cast<const uint2*>(p.qkv + row * p.ldqkv + (2 * h + 1) * dim + d);
-        const auto gate = [](std::uint32_t half) { return 1.0f / (1.0f + __expf(-__uint_as_float(half))); };
-        o.x *= gate(bits.x << 16), o.y *= gate(bits.x & 0xFFFF'0000u);
-        o.z *= gate(bits.y << 16), o.w *= gate(bits.y & 0xFFFF'0000u);
+        const uint2 bits = *reinterpret_cast<const uint2*>(shared.raw_q + (2 * h + 1) * dim + d);
+        o.x *= sigmoid(bits.x << 16), o.y *= sigmoid(bits.x & 0xFFFF'0000u);
+        o.z *= sigmoid(bits.y << 16), o.w *= sigmoid(bits.y & 0xFFFF'0000u);
       }
-      const uint2 packed =
-          make_uint2(kv_math<kv_format::bf16>::pack(o.x, o.y), kv_math<kv_format::bf16>::pack(o.z, o.w));
-      *reinterpret_cast<uint2*>(p.out + row * p.ldo + h * dim + d) = packed;
+      using out = kv_math<kv_format::bf16>;
+      *reinterpret_cast<uint2*>(row + 4 * quad) = make_uint2(out::pack(o.x, o.y), out::pack(o.z, o.w));
     }
   }
   __device__ __forceinline__ void clear_output(const decode_piece& w) const {
     __nv_bfloat16* row =
-        p.out + static_cast<std::size_t>(shared.row_of[w.sequence]) * p.ldo + w.kv * group * dim;
-    for (int quad = threadIdx.x; quad < quads; quad += threads)
+        p.out + static_cast<std::size_t>(shared.row_of[w.sequence]) * p.ldo + w.kv * (group * dim);
+#pragma unroll 1
+    for (int quad = thread_here(); quad < quads; quad += threads)
       *reinterpret_cast<uint2*>(row + 4 * quad) = make_uint2(0, 0);
   }
 
-  /// What follows when every warp has left its part of the piece.
+  /// What follows when every warp has left its part of the piece: no, one or two levels of partial results.
   __device__ __forceinline__ void finish(const decode_piece& w) {
-    float4 out[quads_each];
-    float2 total[quads_each];
-    merge_warps(w, out, total);
+    merge_warps(w.last_chunk());
     const int first = w.number - w.chunk * kv_heads;  // the sequence's chunk 0 of this head
-    if (w.chunks > 1) {
-      write_partial(w.number, out, total);
-      if (w.chunks <= flat_chunks) {
-        if (!arrive(w, counters_per_head - 1, w.chunks)) return;
-        add_partials(first, kv_heads, w.chunks, out, total);
-      } else {
-        const int part = w.chunk / chunks_per_group, part_first = part * chunks_per_group;
-        const int parts = (w.chunks + chunks_per_group - 1) / chunks_per_group;
-        const int count = min(chunks_per_group, w.chunks - part_first);
-        if (!arrive(w, part, count)) return;
-        add_partials(first + part_first * kv_heads, kv_heads, count, out, total);
-        write_partial(first + part_first * kv_heads, out, total);
-        if (!arrive(w, counters_per_head - 1, parts)) return;
-        add_partials(first, chunks_per_group * kv_heads, parts, out, total);
-      }
+    const int levels = w.chunks == 1 ? 0 : w.chunks <= flat_chunks ? 1 : 2;
+    int mine = w.number;
+#pragma unroll 1
+    for (int level = 0; level < levels; ++level) {
+      __syncthreads();
+      write_partial(mine);
+      const bool groups = level == 0 && levels == 2;
+      const int part = groups ? w.chunk / chunks_per_group : 0;
+      const int parts = (w.chunks + chunks_per_group - 1) / chunks_per_group;
+      const int count = groups        ? min(chunks_per_group, w.chunks - part * chunks_per_group)
+                        : levels == 2 ? parts
+                                      : w.chunks;
+      const int from = first + part * (chunks_per_group * kv_heads);
+      if (!arrive(w, groups ? part : counters_per_head - 1, count)) return;
+      add_partials(from, level == 1 ? chunks_per_group * kv_heads : kv_heads, count);
+      mine = from;
     }
-    write_output(w, out, total);
+    __syncthreads();
+    write_output(w);
   }
 
   __device__ __forceinline__ void run() {
+#pragma unroll 1
     for (int d = threadIdx.x; d < dim; d += threads)
       shared.norm[0][d] = p.q_norm[d], shared.norm[1][d] = p.k_norm[d];
+#pragma unroll 1
     for (int i = threadIdx.x; i < head_tiles * steps * 32; i += threads)
       (&shared.q[0][0][0])[i] = make_uint4(0, 0, 0, 0);  // heads that do not exist
+#pragma unroll 1
     for (int s = threadIdx.x; s < p.step.sequences; s += threads) shared.row_of[s] = p.step.first_row[s];
     fill_table(shared.pieces, p.step.sequences, [&](int s) {
       const int position = p.step.position[s];
@@ -508,40 +516,47 @@ struct attention_decoder {
       return kv_heads * chunks_of(position, MostChunks, LeastChunkTokens).count;
     });
     __syncthreads();
-    const int pieces = shared.pieces.before[p.step.sequences];
-    int number = blockIdx.x, pages = 0;
-    if (number < pieces) pages = start(number, 0);
-    __syncthreads();
-    for (int turn = 0; number < pieces; turn ^= 1) {
+    // One way through the loop per piece, and one to start the first: the next piece's first tile is on its
+    // way while a piece is finished.
+    bool first = true;
+    int number = blockIdx.x, turn = 0;
+#pragma unroll 1
+    for (;;) {
+      const bool more = number < shared.pieces.before[p.step.sequences];
+      int pages = 0;
+      if (more) pages = start(number, turn);
+      __syncthreads();
+      if (!first) {
+        if (more) bring_near(shared.piece[turn], pages);
+        const decode_piece& done = shared.piece[turn ^ 1];
+        if (done.padding())
+          clear_output(done);
+        else
+          finish(done);
+        __syncthreads();
+      }
       const decode_piece& w = shared.piece[turn];
       tile kv;
-      const std::byte* keys = first_keys(w, pages);
-      if (tile_token(w, 0) < w.end) {
-        kv.load_keys(keys, lane);
-        kv.load_values(keys + layout::values_offset, lane);
+      if (more) {
+        const std::byte* keys = first_keys(w, pages);
+        if (tile_token(w, 0) < w.end) {
+          kv.load_keys(keys, lane);
+          kv.load_values(keys + layout::values_offset, lane);
+        }
       }
-      if (number == static_cast<int>(blockIdx.x)) {
+      if (first) {
         wait_for_previous_grid();
         let_next_grid_start();
+        first = false;
       }
+      if (!more) return;
       if (!w.padding()) {
         stage_queries(w, shared.angle[turn]);
         __syncthreads();
         attend(w, pages, kv);
       }
       number += gridDim.x;
-      if (number < pieces) pages = start(number, turn ^ 1);
-      __syncthreads();
-      if (number < pieces) bring_near(shared.piece[turn ^ 1], pages);
-      if (w.padding())
-        clear_output(w);
-      else
-        finish(w);
-      __syncthreads();
-    }
-    if (static_cast<int>(blockIdx.x) >= pieces) {
-      wait_for_previous_grid();
-      let_next_grid_start();
+      turn ^= 1;
     }
   }
 };

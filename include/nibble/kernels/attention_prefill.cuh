@@ -40,9 +40,14 @@ template <attention_shape S, int Rows>
 struct prefill_shared {
   std::uint16_t q[Rows * S.head_dim];  ///< rows of 16-byte units, unit u of row r at u ^ (r % 8)
   std::uint16_t keys[prefill_tile_tokens * S.head_dim];
-  std::uint16_t values[prefill_tile_tokens * S.head_dim];
+  union {
+    std::uint16_t values[prefill_tile_tokens * S.head_dim];
+    struct {  // until the queries are staged
+      float norm[S.head_dim];
+      float2 angle[Rows / 16][S.rotary_dim / 2];
+    } staging;
+  };
   sequence_table blocks;
-  float norm[S.head_dim];
 };
 
 /// Byte offset of 16-byte unit `unit` of a row of `Dim` 16-bit elements.
@@ -132,38 +137,42 @@ struct attention_prefiller {
            (kv * group + pair % group) * (S.gated ? 2 * dim : dim);
   }
 
-  /// The warp's 16 rows of queries, scaled so that scores are exponents of two.
+  /// Asks for the warp's 16 rows of queries as they are.
+  __device__ __forceinline__ void ask_queries(std::uint32_t q) const {
+#pragma unroll 4
+    for (int i = lane; i < 16 * (dim / 8); i += 32) {
+      const int row = 16 * warp + i / (dim / 8), unit = i % (dim / 8);
+      copy_async(q + swizzled<dim>(row, unit), query(min(first_pair + row, pairs - 1)) + unit * 8, true);
+    }
+    commit_copies();
+  }
+  /// Normalises and rotates them in place, scaled so that scores are exponents of two. A loop that stays one:
+  /// instructions that run once cost more to fetch than to execute.
   __device__ __forceinline__ void stage_queries() {
-    const float scale = 1.44269504f / sqrtf(static_cast<float>(dim));
-    float2 angle[head::each];
+    constexpr float scale = 1.44269504f * (dim == 256 ? 0.0625f : dim == 128 ? 0.0883883476f : 0.125f);
     int angles_of = -1;
-    constexpr int batch = 4;
-    for (int first = 0; first < 16; first += batch) {
-      typename head::bits bits[batch];
-#pragma unroll
-      for (int i = 0; i < batch; ++i)
-        head::load(bits[i], query(min(first_pair + 16 * warp + first + i, pairs - 1)), lane);
-#pragma unroll
-      for (int i = 0; i < batch; ++i) {
-        const int row = 16 * warp + first + i, token = min(first_pair + row, pairs - 1) / group;
-        if (token != angles_of) head::angles(angle, position + token, p.inverse_frequencies, lane);
+    wait_for_copies<0>();
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < 16; ++i) {
+      const int row = 16 * warp + i, token = min(first_pair + row, pairs - 1) / group;
+      if (token != angles_of) {
+        __syncwarp();
+        head::fill_angles(shared.staging.angle[warp], position + token, p.inverse_frequencies, lane);
+        __syncwarp();
         angles_of = token;
-        typename head::values x;
-        head::unpack(x, bits[i]);
-        head::normalise(x, shared.norm, p.eps, lane);
-        head::rotate(x, angle, lane);
-        std::uint32_t pair[head::each / 2];
-#pragma unroll
-        for (int j = 0; j < head::each / 2; ++j) pair[j] = math::pack(x[2 * j] * scale, x[2 * j + 1] * scale);
-        std::byte* to = reinterpret_cast<std::byte*>(shared.q) + swizzled<dim>(row, lane * head::each / 8) +
-                        lane * head::each % 8 * 2;
-        if constexpr (head::each == 8)
-          *reinterpret_cast<uint4*>(to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-        else if constexpr (head::each == 4)
-          *reinterpret_cast<uint2*>(to) = make_uint2(pair[0], pair[1]);
-        else
-          *reinterpret_cast<std::uint32_t*>(to) = pair[0];
       }
+      std::byte* at = reinterpret_cast<std::byte*>(shared.q) + swizzled<dim>(row, lane * head::each / 8) +
+                      lane * head::each % 8 * 2;
+      typename head::bits bits;
+      typename head::values x;
+      head::load(bits, reinterpret_cast<const __nv_bfloat16*>(at), 0);
+      head::unpack(x, bits);
+      head::normalise(x, shared.staging.norm, p.eps, lane);
+      head::rotate(x, shared.staging.angle[warp], lane);
+#pragma unroll
+      for (int j = 0; j < head::each / 2; ++j) bits[j] = math::pack(x[2 * j] * scale, x[2 * j + 1] * scale);
+      head::store(reinterpret_cast<__nv_bfloat16*>(at), bits);
     }
     __syncwarp();
   }
@@ -286,7 +295,7 @@ struct attention_prefiller {
       if (p.step.position[s] < 0) return 0;
       return ((p.step.first_row[s + 1] - p.step.first_row[s]) * group + Rows - 1) / Rows;
     });
-    for (int d = threadIdx.x; d < dim; d += threads) shared.norm[d] = p.q_norm[d];
+    for (int d = threadIdx.x; d < dim; d += threads) shared.staging.norm[d] = p.q_norm[d];
     __syncthreads();
     const int blocks = shared.blocks.before[p.step.sequences];
     const int block = blocks - 1 - static_cast<int>(blockIdx.x) / kv_heads;
@@ -309,6 +318,7 @@ struct attention_prefiller {
     constexpr std::size_t values_offset = tile_loader<S, threads>::layout::values_offset;
     int page_ids = loader.pages_of(0);
     loader.ask(0, page_ids, keys, 0);
+    ask_queries(q);
     stage_queries();
 
     float acc[dim / 8][4] = {};

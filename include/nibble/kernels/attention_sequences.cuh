@@ -22,6 +22,7 @@ __device__ __forceinline__ void fill_table(sequence_table& table, int sequences,
   if (threadIdx.x >= 32) return;
   const int lane = threadIdx.x;
   int total = 0;
+#pragma unroll 1
   for (int first = 0; first < sequences; first += 32) {
     const int s = first + lane;
     int sum = s < sequences ? pieces_of(s) : 0;
@@ -39,6 +40,7 @@ __device__ __forceinline__ void fill_table(sequence_table& table, int sequences,
 /// The last sequence whose pieces begin at or before `piece`, which must be less than all pieces.
 __device__ __forceinline__ int sequence_of(const sequence_table& table, int sequences, int piece) {
   int low = 0, high = sequences;  // before[low] <= piece < before[high]
+#pragma unroll 1
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     if (table.before[middle] <= piece)

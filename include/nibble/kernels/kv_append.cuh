@@ -26,6 +26,7 @@ __global__ __launch_bounds__(attention_append_threads) void attention_append(con
   __shared__ device::sequence_table first_row;
   __shared__ float norm[Dim];
   constexpr int warps = attention_append_threads / 32;
+  __shared__ float2 angle[warps][Rotary / 2];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   for (int s = threadIdx.x; s <= p.step.sequences; s += attention_append_threads)
     first_row.before[s] = p.step.first_row[s];
@@ -51,10 +52,11 @@ __global__ __launch_bounds__(attention_append_threads) void attention_append(con
     typename head::values x;
     head::unpack(x, bits);
     if (!value) {
-      float2 angle[head::each];
-      head::angles(angle, token, p.inverse_frequencies, lane);
+      __syncwarp();
+      head::fill_angles(angle[warp], token, p.inverse_frequencies, lane);
       head::normalise(x, norm, p.eps, lane);
-      head::rotate(x, angle, lane);
+      __syncwarp();
+      head::rotate(x, angle[warp], lane);
     }
     device::store_in_cache<shape.format>(place, lane, x, true);
   }

@@ -55,6 +55,14 @@ struct warp_head {
       to[0] = *reinterpret_cast<const std::uint32_t*>(p);
     }
   }
+  static __device__ __forceinline__ void store(__nv_bfloat16* at, const bits& from) {
+    if constexpr (each == 8)
+      *reinterpret_cast<uint4*>(at) = make_uint4(from[0], from[1], from[2], from[3]);
+    else if constexpr (each == 4)
+      *reinterpret_cast<uint2*>(at) = make_uint2(from[0], from[1]);
+    else
+      *reinterpret_cast<std::uint32_t*>(at) = from[0];
+  }
   static __device__ __forceinline__ void unpack(values& to, const bits& from) {
 #pragma unroll
     for (int i = 0; i < each / 2; ++i) {
@@ -67,43 +75,31 @@ struct warp_head {
     float squares = 0;
 #pragma unroll
     for (int j = 0; j < each; ++j) squares = fmaf(x[j], x[j], squares);
-    const float factor = 1.0f / sqrtf(warp_sum(squares) * (1.0f / Dim) + eps);
+    const float factor = rsqrtf(warp_sum(squares) * (1.0f / Dim) + eps);
 #pragma unroll
     for (int j = 0; j < each; ++j) {
       const float w = weight[lane * each + j];
       x[j] *= factor * (ZeroCentred ? 1.0f + w : w);
     }
   }
-  /// (cos, sin) of the angles of this lane's dimensions, where they rotate.
-  static __device__ __forceinline__ void angles(float2 (&to)[each], int position, const float* frequencies,
-                                                int lane) {
-    if (lane < Rotary / each) {
-#pragma unroll
-      for (int j = 0; j < each; ++j)
-        to[j] = cosine_sine(static_cast<float>(position) * frequencies[(lane * each + j) & (half - 1)]);
-    }
+  /// The warp fills `table` [half] with (cos, sin) of a position's angles. It must synchronise before use.
+  static __device__ __forceinline__ void fill_angles(float2* table, int position, const float* frequencies,
+                                                     int lane) {
+#pragma unroll 1
+    for (int i = lane; i < half; i += 32)
+      table[i] = cosine_sine(static_cast<float>(position) * frequencies[i]);
   }
-  /// Rotate-half of the first Rotary values. \param angle_of(j): (cos, sin) for this lane's dimension j
-  template <class AngleOf>
-  static __device__ __forceinline__ void rotate_by(values& x, AngleOf angle_of, int lane) {
+  /// Rotate-half of the first Rotary values. \param table [half], (cos, sin) of each frequency
+  static __device__ __forceinline__ void rotate(values& x, const float2* table, int lane) {
     const float sign = lane < half / each ? -1.0f : 1.0f;
 #pragma unroll
     for (int j = 0; j < each; ++j) {
       const float other = __shfl_xor_sync(0xFFFF'FFFFu, x[j], half / each);
       if (lane < Rotary / each) {
-        const float2 a = angle_of(j);
+        const float2 a = table[(lane * each + j) & (half - 1)];
         x[j] = fmaf(x[j], a.x, sign * other * a.y);
       }
     }
-  }
-  /// \param table [half], (cos, sin) of each frequency
-  static __device__ __forceinline__ void rotate_by_table(values& x, const float2* table, int lane) {
-    rotate_by(
-        x, [&](int j) { return table[(lane * each + j) & (half - 1)]; }, lane);
-  }
-  static __device__ __forceinline__ void rotate(values& x, const float2 (&angle)[each], int lane) {
-    rotate_by(
-        x, [&](int j) { return angle[j]; }, lane);
   }
 };
 
