@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# nibble_add_model(<name> CONFIG <path/to/config.json> [TARGET <library>])
-# Compiles the model of a Hugging Face config.json into <library>, by default the qwen3-moe server's. A path
-# that is not absolute is taken from the current source folder.
+# nibble_add_model(<name> CONFIG <path/to/config.json> [TARGET <library>] [HOST_ONLY])
+# Compiles the model of a Hugging Face config.json into <library>, by default the qwen3-moe server's, for the
+# host and, unless HOST_ONLY, for the GPU where there is a compiler for it. A path that is not absolute is taken
+# from the current source folder.
 function(nibble_add_model name)
-  cmake_parse_arguments(arg "" "CONFIG;TARGET" "" ${ARGN})
+  cmake_parse_arguments(arg "HOST_ONLY" "CONFIG;TARGET" "" ${ARGN})
   if(NOT arg_CONFIG)
     message(FATAL_ERROR "nibble_add_model(${name}): CONFIG names no config.json")
   endif()
@@ -26,12 +27,33 @@ function(nibble_add_model name)
   add_custom_command(OUTPUT ${header}
     COMMAND qwen3_moe_generate_config ${name} ${identifier} ${config} ${header}
     DEPENDS qwen3_moe_generate_config ${config} COMMENT "Model ${name} from ${config}" VERBATIM)
+  set(cuda_loader nullptr)
+  set(cuda_declaration "")
+  if(NIBBLE_HAVE_CUDA AND NOT arg_HOST_ONLY)
+    set(cuda_loader "${identifier}_cuda_loader()")
+    set(cuda_declaration "cuda_loader ${identifier}_cuda_loader();")
+    set(device_source ${CMAKE_CURRENT_BINARY_DIR}/compiled/${identifier}.cu)
+    file(CONFIGURE OUTPUT ${device_source} @ONLY CONTENT [[
+#include "compiled/@identifier@.hpp"
+#include "model/cuda_model.cuh"
+namespace qwen3_moe::compiled {
+@cuda_declaration@
+cuda_loader @identifier@_cuda_loader() { return cuda_loader_of<@identifier@>(); }
+}  // namespace qwen3_moe::compiled
+]])
+    target_sources(${arg_TARGET} PRIVATE ${device_source})
+  endif()
   file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
 #include "compiled/@identifier@.hpp"
 #include "model/host_model.hpp"
 namespace qwen3_moe::compiled {
+@cuda_declaration@
 compiled_model @identifier@_model();
-compiled_model @identifier@_model() { return compiled_model_of<@identifier@>(); }
+compiled_model @identifier@_model() {
+  compiled_model model = compiled_model_of<@identifier@>();
+  model.load_cuda = @cuda_loader@;
+  return model;
+}
 }  // namespace qwen3_moe::compiled
 ]])
   target_sources(${arg_TARGET} PRIVATE ${source} ${header})

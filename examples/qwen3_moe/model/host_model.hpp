@@ -65,7 +65,8 @@ template <class Config>
           [](nibble::io::checkpoint& source, const nibble::bind_options& options, const runner_limits& limits,
              nibble::load_mode mode, int threads) -> std::unique_ptr<loaded_model> {
             return std::make_unique<host_model<Config>>(source, options, limits, mode, threads);
-          }};
+          },
+          nullptr};
 }
 
 }  // namespace qwen3_moe

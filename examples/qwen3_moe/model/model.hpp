@@ -34,7 +34,7 @@ struct norm_weight {
 /// Gated attention: q (with a gate beside each head, where the model has one), k, v; q and k are normalised.
 template <class Config>
 struct attention {
-  static constexpr const model_config& c = Config::value;
+  static constexpr model_config c = Config::value;
   linear<fused(c.hidden_size, c.formats.attention_qkv, c.q_rows(), c.kv_width(), c.kv_width()), "q_proj",
          "k_proj", "v_proj">
       qkv;
@@ -48,7 +48,7 @@ struct attention {
 /// Gated DeltaNet: projections, causal convolution, decay and write strength, gated norm.
 template <class Config>
 struct delta_net {
-  static constexpr const model_config& c = Config::value;
+  static constexpr model_config c = Config::value;
   linear<fused(c.hidden_size, c.formats.delta_qkvz, c.delta_conv_channels(), c.delta_value_width()),
          "in_proj_qkv", "in_proj_z">
       qkvz;
@@ -79,7 +79,7 @@ struct expert {
 
 template <class Config>
 struct shared_expert_parts {
-  static constexpr const model_config& c = Config::value;
+  static constexpr model_config c = Config::value;
   expert<c.hidden_size, c.shared_intermediate, c.formats.shared_gate_up, c.formats.shared_down> shared_expert;
   linear<matrix(1, c.hidden_size, weight_format::bf16), "shared_expert_gate"> gate;
   using op_members =
@@ -100,7 +100,7 @@ struct shared_or_absent<Config, false> {
 /// Router, routed experts, and the shared expert where the model has one.
 template <class Config>
 struct mixture_of_experts {
-  static constexpr const model_config& c = Config::value;
+  static constexpr model_config c = Config::value;
   static constexpr bool has_shared = c.shared_intermediate > 0;
   linear<matrix(c.experts, c.hidden_size, weight_format::bf16), "gate"> router;
   nibble::op_list<
@@ -115,7 +115,7 @@ struct mixture_of_experts {
 
 template <class Config>
 struct attention_layer {
-  static constexpr const model_config& c = Config::value;
+  static constexpr model_config c = Config::value;
   norm_weight<c.hidden_size> input_layernorm;
   attention<Config> self_attn;
   norm_weight<c.hidden_size> post_attention_layernorm;
@@ -128,7 +128,7 @@ struct attention_layer {
 
 template <class Config>
 struct delta_layer {
-  static constexpr const model_config& c = Config::value;
+  static constexpr model_config c = Config::value;
   norm_weight<c.hidden_size> input_layernorm;
   delta_net<Config> linear_attn;
   norm_weight<c.hidden_size> post_attention_layernorm;
@@ -162,7 +162,7 @@ struct layer_sequence<Config, false> {
 
 template <class Config>
 struct decoder {
-  static constexpr const model_config& c = Config::value;
+  static constexpr model_config c = Config::value;
   struct token_embedding {
     nibble::embedding<"weight", c.vocab_size, c.hidden_size> table;
     using op_members = members<part<&token_embedding::table>>;
@@ -176,7 +176,7 @@ struct decoder {
 /// The whole model: tensor names of the tree are "model.…" and "lm_head.…".
 template <class Config>
 struct causal_lm {
-  static constexpr const model_config& c = Config::value;
+  static constexpr model_config c = Config::value;
   decoder<Config> model;
   linear<matrix(c.vocab_size, c.hidden_size, c.formats.lm_head), "lm_head"> lm_head;
   using op_members = members<member<"model", &causal_lm::model>, part<&causal_lm::lm_head>>;

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "model/checkpoint_names.hpp"
+#include "model/device_probe.hpp"
 #include "nibble/core/checked.hpp"
 
 namespace qwen3_moe {
@@ -74,6 +75,29 @@ struct opened_checkpoint {
   checkpoint_names names;
 };
 
+/// Loads on the GPU, or says in `why_not` why the host has to do where the choice is free.
+std::unique_ptr<loaded_model> load_on_cuda(const compiled_model& compiled, opened_checkpoint& opened,
+                                           const nibble::bind_options& binding, const load_options& options,
+                                           std::string& why_not) {
+  const auto probe = probe_cuda_device();
+  why_not = probe.reason;
+  if (probe.usable && compiled.load_cuda == nullptr)
+    why_not = "this build has no device code for the model " + std::string(compiled.name);
+  if (!why_not.empty()) {
+    if (options.device == device_choice::cuda) throw nibble::format_error("--device cuda: " + why_not);
+    return nullptr;
+  }
+  try {
+    auto model = compiled.load_cuda({opened.source, binding, opened.parsed.max_positions}, options);
+    model->device = "cuda (" + probe.name + ")";
+    return model;
+  } catch (const nibble::out_of_memory& refused) {
+    if (options.device == device_choice::cuda) throw;
+    why_not = refused.what();
+    return nullptr;
+  }
+}
+
 const compiled_model* find_model(const model_config& config, std::span<const compiled_model> models) {
   for (const auto& model : models)
     if (*model.config == config) return &model;
@@ -98,9 +122,16 @@ std::unique_ptr<loaded_model> load_model(const std::filesystem::path& folder, co
   if (compiled == nullptr) fail_without_model(folder, config, models);
   auto generation = read_generation_defaults(folder, config.vocab_size);
   const runner_limits limits = limits_for(config, opened.parsed.max_positions, options);
-  auto model = compiled->load(opened.source, opened.names.bind_options(opened.parsed.rules), limits,
-                              options.mode, options.threads);
-  if (options.mode == nibble::load_mode::map) model->mapped_files = opening;
+  const auto binding = opened.names.bind_options(opened.parsed.rules);
+  std::unique_ptr<loaded_model> model;
+  std::string why_host;
+  if (options.device != device_choice::host)
+    model = load_on_cuda(*compiled, opened, binding, options, why_host);
+  if (model == nullptr) {
+    model = compiled->load(opened.source, binding, limits, options.mode, options.threads);
+    model->device = options.device == device_choice::host ? "host, as asked" : "host, because " + why_host;
+    if (options.mode == nibble::load_mode::map) model->mapped_files = opening;
+  }
   model->compiled_name = compiled->name;
   model->config = config;
   model->max_positions = opened.parsed.max_positions;

@@ -20,7 +20,20 @@
 
 namespace qwen3_moe {
 
+enum class device_choice : std::uint8_t { automatic, host, cuda };
+
+/// What only a GPU asks for. Zero: the planner decides.
+struct cuda_options {
+  std::uint64_t vram_limit_bytes = 0;  ///< of this process, context and kernels included
+  std::uint64_t kv_bytes = 0;
+  int expert_slots = 0;
+  bool kv_fp8 = false;    ///< KV pages in E4M3 instead of bf16
+  int largest_graph = 8;  ///< decode batches up to this are captured as graphs; 0: none
+};
+
 struct load_options {
+  device_choice device = device_choice::automatic;
+  cuda_options cuda{};
   int threads = 0;         ///< 0: as many as the machine has cores
   int context_tokens = 0;  ///< longest sequence; 0: what the model was made for, at most 32768
   int max_running = 8;     ///< sequences at once
@@ -45,8 +58,19 @@ class loaded_model {
   generation_defaults generation;
   std::vector<std::string> warnings;
   double load_seconds = 0;
+  std::vector<std::string> notes;  ///< what the start decided: kernels, the ledger
+  std::string device;              ///< "cuda (NVIDIA H200)" or "host", and why where nobody asked for it
   std::shared_ptr<const void> mapped_files;  ///< what matrices point into under load_mode::map
 };
+
+/// What a backend needs besides the options to load a checkpoint.
+struct load_request {
+  nibble::io::checkpoint& source;
+  const nibble::bind_options& binding;
+  int max_positions;
+};
+using cuda_loader = std::unique_ptr<loaded_model> (*)(const load_request& request,
+                                                      const load_options& options);
 
 /// One model that this program was compiled for.
 struct compiled_model {
@@ -56,6 +80,7 @@ struct compiled_model {
   std::uint64_t weight_bytes;
   std::unique_ptr<loaded_model> (*load)(nibble::io::checkpoint& source, const nibble::bind_options& options,
                                         const runner_limits& limits, nibble::load_mode mode, int threads);
+  cuda_loader load_cuda = nullptr;  ///< none where there is no device code for the model
 };
 
 /// All models compiled into this program, by name.
@@ -71,8 +96,10 @@ struct checkpoint_summary {
 [[nodiscard]] checkpoint_summary summarize(const std::filesystem::path& folder,
                                            std::span<const compiled_model> models = compiled_models());
 
-/// Loads a checkpoint into the compiled model of its shapes and formats. Throws nibble::format_error; with no
-/// fitting model the error names those there are and how to add this one.
+/// Loads a checkpoint into the compiled model of its shapes and formats, on the device that the options ask
+/// for. Throws nibble::format_error; with no fitting model the error names those there are and how to add
+/// this one. The automatic choice takes the GPU where there is one that this program has code for and that
+/// the model fits, and otherwise says in `device` why not.
 [[nodiscard]] std::unique_ptr<loaded_model> load_model(
     const std::filesystem::path& folder, const load_options& options,
     std::span<const compiled_model> models = compiled_models());

@@ -38,11 +38,16 @@ std::string name_of(const std::filesystem::path& folder) {
   return path.filename().empty() ? path.parent_path().filename().string() : path.filename().string();
 }
 
-// This program is built with the host backend alone so far; saying so beats falling back without a word.
-std::string device_note(const std::string& device) {
-  if (device == "cuda")
-    throw nibble::format_error("--device cuda: this build has no CUDA backend; use --device host or auto");
-  return device == "host" ? "device: host, as asked" : "device: host, because this build has no CUDA backend";
+device_choice choice_of(const std::string& device) {
+  return device == "cuda"   ? device_choice::cuda
+         : device == "host" ? device_choice::host
+                            : device_choice::automatic;
+}
+
+load_options load_options_of(const model_options& options) {
+  load_options load = options.load;
+  load.device = choice_of(options.device);
+  return load;
 }
 
 std::string megabytes(std::uint64_t bytes) {
@@ -52,9 +57,8 @@ std::string megabytes(std::uint64_t bytes) {
 }
 
 std::unique_ptr<app_model> load(const model_options& options) {
-  const auto device = device_note(options.device);
   auto text = text_model::load(options.folder);
-  std::shared_ptr<loaded_model> loaded = load_model(options.folder, options.load);
+  std::shared_ptr<loaded_model> loaded = load_model(options.folder, load_options_of(options));
   auto& runner = loaded->runner();
   const auto rows = static_cast<std::size_t>(runner.limits().vocab_size);
   if (static_cast<std::size_t>(text.tokens().vocab_size()) > rows)
@@ -77,7 +81,7 @@ std::unique_ptr<app_model> load(const model_options& options) {
   model->notes = {"model: " + model->name + " as " + loaded->compiled_name + ", " + describe(loaded->config),
                   "weights: " + megabytes(loaded->weight_bytes()) + " (" + describe(loaded->config.formats) +
                       "), loaded in " + seconds + " s",
-                  device,
+                  "device: " + loaded->device,
                   "context: " + std::to_string(limits.context_tokens) + " tokens of at most " +
                       std::to_string(loaded->max_positions) + "; " + std::to_string(limits.slots) +
                       " answers at once; KV cache " +
@@ -213,10 +217,9 @@ int info(const std::string& folder) {
 }
 
 int run_verify(const model_options& options, const std::string& reference, double tolerance) {
-  const auto device = device_note(options.device);
-  const auto model = load_model(options.folder, options.load);
+  const auto model = load_model(options.folder, load_options_of(options));
   const auto result = verify(*model, reference);
-  std::printf("%s\n", device.c_str());
+  std::printf("device: %s\n", model->device.c_str());
   std::printf("prompts               %d\n", result.prompts);
   std::printf("positions             %lld\n", static_cast<long long>(result.positions));
   std::printf("largest difference    %.3g\n", result.largest_difference);

@@ -103,6 +103,7 @@ void check_layout(const std::string& layout, const std::string& compiled_name) {
   }
   load_options options;
   options.max_running = 1;
+  options.device = device_choice::host;
   const auto model = load_model(folder, options);
   CHECK(model->compiled_name == compiled_name);
   const auto result = verify(*model, folder / "reference.safetensors");
@@ -126,6 +127,7 @@ TEST_CASE("ct layout: logits and all greedy continuations") { check_layout("ct",
 TEST_CASE("the bundled model: prefill in pieces, token by token and at once give the same bits") {
   load_options options;
   options.max_running = 1;
+  options.device = device_choice::host;
   const auto model = load_model(NIBBLE_SOURCE_DIR "/examples/qwen3_moe/models/tiny", options);
   std::vector<std::int32_t> prompt(150);
   for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<std::int32_t>(i * i * 31 % 1900);
@@ -141,6 +143,7 @@ TEST_CASE("the bundled model: prefill in pieces, token by token and at once give
 TEST_CASE("verify reports files that do not fit") {
   load_options options;
   options.max_running = 1;
+  options.device = device_choice::host;
   options.context_tokens = 64;
   const auto model = load_model(NIBBLE_SOURCE_DIR "/examples/qwen3_moe/models/tiny", options);
   const nibble::test::temporary_folder folder;

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// The forward pass's operations on a GPU: bf16 activations, resident tiles, paged KV, recurrent states.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "model/cuda_families.cuh"
+#include "model/device_workspace.hpp"
+#include "model/forward.hpp"
+#include "nibble/graph/op_scope.hpp"
+
+namespace qwen3_moe {
+
+/// A matrix of bf16 activations, rows dense.
+struct device_rows {
+  __nv_bfloat16* data = nullptr;
+  int rows = 0;
+  int columns = 0;
+};
+/// Rows that stand for their RMSNorm. `weight`: the norm is still to be taken, by the kernel that reads them;
+/// null: it has been.
+struct normed_rows {
+  const __nv_bfloat16* data = nullptr;
+  int rows = 0;
+  int columns = 0;
+  const float* weight = nullptr;
+};
+/// Those rows of the residual stream whose logits are wanted; nothing is copied, the norm gathers them.
+struct selected_rows {
+  int rows = 0;
+};
+struct device_logits {
+  float* data = nullptr;
+  int rows = 0;
+};
+
+/// Where a layer's experts are.
+struct device_experts {
+  const std::uint8_t* slots = nullptr;  ///< expert slots of all layers
+  const float* slot_scales = nullptr;   ///< [slots][3]
+  int slot_count = 0;
+  const std::int32_t* slot_of = nullptr;  ///< [layers][experts]
+  unsigned* report = nullptr;             ///< experts_params::report
+};
+
+/// Activations and the operations on them. Launches only; never allocates, waits or throws: the first status
+/// that is not good ends the step and is kept.
+template <class Config, nibble::kv_format Kv>
+class cuda_backend {
+  static constexpr model_config c = Config::value;
+
+ public:
+  using shapes = cuda_shapes<Config, Kv>;
+  using families = cuda_families<Config, Kv>;
+  using launcher = nibble::launcher<typename families::table>;
+
+  cuda_backend() = default;
+  /// \param workspace device_workspace_of(…).bytes, zeroed
+  cuda_backend(const device_sizes& sizes, std::byte* workspace, cudaStream_t stream)
+      : sizes_(sizes), layout_{sizes.step_tokens, sizes.sequences} {
+    options_.stream = stream;
+    const device_workspace w = device_workspace_of(c, Kv, shared_joins_routed<Config>(), sizes);
+    const auto at = [workspace]<class T>(T*& pointer, std::uint64_t offset) {
+      pointer = reinterpret_cast<T*>(workspace + offset);
+    };
+    hidden.columns = c.hidden_size;
+    at(hidden.data, w.hidden);
+    at(qkv.data, w.projected);
+    at(qkvz.data, w.projected);
+    at(mixed.data, w.mixed);
+    at(normed_, w.normed);
+    at(step_words_, w.step_words);
+    at(page_table_, w.page_table);
+    at(expert_ids_, w.expert_ids);
+    at(expert_weights_, w.expert_weights);
+    at(shared_weights_, w.shared_weights);
+    at(expert_h_, w.expert_h);
+    at(experts_workspace_, w.experts);
+    experts_workspace_bytes_ = w.experts_bytes;
+    at(shared_h_, w.shared_h);
+    at(router_workspace_, w.router);
+    at(attention_workspace_, w.attention);
+    attention_layout_ = w.attention_layout;
+    at(delta_workspace_, w.delta);
+    at(inverse_frequencies_, w.inverse_frequencies);
+    at(logits_, w.logits);
+    at(experts.report, w.report);
+  }
+
+  device_rows hidden, qkv, qkvz, mixed;
+  selected_rows selected;
+  device_logits logits;
+
+  // What the caches' owner sets.
+  std::byte* kv_pages = nullptr;
+  std::byte* states = nullptr;
+  device_experts experts;
+  /// The name of an op that is not launched: what a benchmark subtracts. Null: every op is.
+  const char* left_out = nullptr;
+
+  /// Words of the step on the device, laid out by device_step_layout; the page table.
+  [[nodiscard]] std::int32_t* step_words() const { return step_words_; }
+  [[nodiscard]] std::int32_t* page_table() const { return page_table_; }
+  [[nodiscard]] const device_step_layout& step_layout() const { return layout_; }
+  [[nodiscard]] cudaStream_t stream() const { return options_.stream; }
+  [[nodiscard]] const nibble::status& result() const { return status_; }
+  [[nodiscard]] float* logits_buffer() const { return logits_; }
+  [[nodiscard]] float* inverse_frequencies() const {
+    return inverse_frequencies_;
+  }  ///< [rotary_dim / 2], to fill
+
+  static constexpr std::size_t page_bytes = kv_page_bytes_of(c, Kv);
+  static constexpr std::size_t slot_state_bytes = state_slot_bytes_of(c);
+
+  /// Sets the shape of the next forward pass; its arrays are on the device when it runs.
+  void begin_step(int rows, int decodes, int sequences) {
+    rows_ = rows, decodes_ = decodes, sequences_ = sequences;
+    hidden.rows = qkv.rows = qkvz.rows = mixed.rows = rows;
+    want_all_rows();
+    status_ = {};
+  }
+  /// Every row gets logits, in order; or `count` of the wanted ones from number `first` on.
+  void want_all_rows() { set_wanted(nullptr, rows_); }
+  void want_rows(int first, int count) { set_wanted(step_words_ + layout_.wanted_at() + first, count); }
+
+  template <class Embedding>
+  void embed(const Embedding& table, device_rows& out) {
+    launch<typename families::embed>("embed", [&](nibble::embed_params& p) {
+      p.rows = rows_;
+      p.table = reinterpret_cast<const __nv_bfloat16*>(table.data);
+      p.ids = step_words_ + layout_.tokens_at();
+      p.y = out.data, p.ldy = out.columns;
+    });
+  }
+
+  template <class Norm>
+  [[nodiscard]] normed_rows normed(const Norm& norm, const device_rows& x) {
+    if (x.rows <= nibble::max_gemv_tokens) return {x.data, x.rows, x.columns, norm.weight.data};
+    return norm_rows(norm.weight.data, x.rows, nullptr);
+  }
+  template <class Norm>
+  [[nodiscard]] normed_rows normed(const Norm& norm, const selected_rows& x) {
+    return norm_rows(norm.weight.data, x.rows, wanted_);
+  }
+  template <class Linear>
+  void project(const Linear& weight, const normed_rows& x, device_rows& y) {
+    y.columns = Linear::shape.n;
+    const auto fill = [&](auto& p) {
+      set_operands(p, weight, x.data, x.columns, x.rows);
+      p.in.weight = x.weight, p.in.eps = static_cast<float>(c.norm_eps);
+      p.out.y = y.data, p.out.ldy = y.columns;
+    };
+    if (x.weight != nullptr)
+      launch<normed_project_family<Linear>>("project", fill);
+    else
+      launch<project_many_family<Linear>>("project", fill);
+  }
+  template <class Linear>
+  void project(const Linear& weight, const normed_rows& x, device_logits& y) {
+    launch<logits_family<Linear>>("lm_head", [&](auto& p) {
+      set_operands(p, weight, x.data, x.columns, y.rows);
+      p.out.y = y.data, p.out.ldy = c.vocab_size;
+    });
+  }
+  template <class Linear>
+  void project_and_add(const Linear& weight, const device_rows& x, device_rows& sum) {
+    launch<add_family<Linear>>("project_and_add", [&](auto& p) {
+      set_operands(p, weight, x.data, x.columns, x.rows);
+      p.out.y = sum.data, p.out.ldy = sum.columns;
+      p.out.residual = sum.data, p.out.ldr = sum.columns;
+    });
+  }
+
+  template <class Attention>
+  void attend(const Attention& op, layer_place place, const device_rows& rows, device_rows& out) {
+    out.columns = c.attention_width();
+    const auto fill = [&](nibble::attention_params& p) {
+      p.pool = {kv_pages, page_bytes,
+                static_cast<std::size_t>(place.of_its_kind) * shapes::attention.page_bytes()};
+      p.qkv = rows.data, p.ldqkv = rows.columns;
+      p.out = out.data, p.ldo = out.columns;
+      p.q_norm = op.q_norm.weight.data, p.k_norm = op.k_norm.weight.data;
+      p.inverse_frequencies = inverse_frequencies_;
+      p.eps = static_cast<float>(c.norm_eps);
+      p.workspace = attention_workspace_, p.layout = attention_layout_;
+    };
+    if (decodes_ > 0)
+      launch<typename families::attention_decode, nibble::attention_params>("attention",
+                                                                            [&](nibble::attention_params& p) {
+                                                                              fill(p);
+                                                                              p.step = decode_view();
+                                                                              p.rows = decodes_;
+                                                                            });
+    if (sequences_ > decodes_) {
+      const auto prefill = [&](nibble::attention_params& p) {
+        fill(p);
+        p.step = prefill_view();
+        p.rows = rows_ - decodes_;
+      };
+      launch<typename families::attention_append, nibble::attention_params>("attention append", prefill);
+      launch<typename families::attention_prefill, nibble::attention_params>("attention prefill", prefill);
+    }
+  }
+
+  template <class DeltaNet>
+  void apply_delta_rule(const DeltaNet& op, layer_place place, const normed_rows& x,
+                        const device_rows& qkvz_rows, device_rows& out) {
+    out.columns = c.delta_value_width();
+    const auto fill = [&](nibble::delta_rule_params& p) {
+      p.pool = {states, slot_state_bytes,
+                static_cast<std::size_t>(place.of_its_kind) * nibble::state_bytes(shapes::delta)};
+      p.qkvz = qkvz_rows.data, p.ldqkvz = qkvz_rows.columns;
+      p.x = x.data, p.ldx = x.columns;
+      p.out = out.data, p.ldo = out.columns;
+      p.ba = reinterpret_cast<const __nv_bfloat16*>(op.ba.segments[0].weight);
+      p.conv = op.conv1d.weight.data;
+      p.a_log = op.a_log.data, p.dt_bias = op.dt_bias.data;
+      p.norm = op.norm.weight.data;
+      p.eps = static_cast<float>(c.norm_eps);
+      p.input_norm = x.weight;
+      p.workspace = delta_workspace_;
+    };
+    const auto decode = [&](nibble::delta_rule_params& p) {
+      fill(p);
+      p.step = decode_view();
+      p.rows = decodes_;
+    };
+    if (decodes_ > 0 && x.weight != nullptr)
+      launch<typename families::delta::decode>("delta rule", decode);
+    else if (decodes_ > 0)
+      launch<typename families::delta::decode_normed>("delta rule", decode);
+    if (sequences_ > decodes_) {
+      const normed_rows done = x.weight == nullptr ? x : norm_rows(x.weight, rows_, nullptr);
+      launch<typename families::delta::prefill>("delta rule prefill", [&](nibble::delta_rule_params& p) {
+        fill(p);
+        p.x = done.data;
+        p.step = prefill_view();
+        p.rows = rows_ - decodes_;
+      });
+    }
+  }
+
+  template <class Experts, class Norm>
+  void mix_experts(const Experts& op, layer_place place, const Norm& norm, device_rows& sum) {
+    launch<typename families::router>("router", [&](nibble::router_params& p) {
+      p.rows = rows_;
+      p.hidden = sum.data, p.ldh = sum.columns;
+      p.norm = norm.weight.data, p.eps = static_cast<float>(c.norm_eps);
+      p.weight = reinterpret_cast<const __nv_bfloat16*>(op.router.segments[0].weight);
+      if constexpr (Experts::has_shared)
+        p.gate = reinterpret_cast<const __nv_bfloat16*>(op.shared.gate.segments[0].weight);
+      p.normed = normed_, p.ldn = sum.columns;
+      p.ids = expert_ids_, p.weights = expert_weights_, p.shared_weights = shared_weights_;
+      p.workspace = router_workspace_;
+    });
+    if constexpr (families::separate_shared) {
+      const auto& expert = op.shared.shared_expert;
+      launch<typename families::shared::up>("shared expert gate|up", [&](auto& p) {
+        set_operands(p, expert.gate_up, normed_, c.hidden_size, rows_);
+        p.out.y = shared_h_, p.out.ldy = c.shared_intermediate;
+      });
+      launch<typename families::shared::down>("shared expert down", [&](auto& p) {
+        set_operands(p, expert.down, shared_h_, c.shared_intermediate, rows_);
+        p.out.y = sum.data, p.out.ldy = sum.columns;
+        p.out.residual = sum.data, p.out.ldr = sum.columns;
+        p.out.weight = shared_weights_;
+      });
+    }
+    launch<typename families::experts>("experts", [&](nibble::moe::experts_params& p) {
+      p.m = rows_;
+      p.slots = experts.slots, p.slot_scales = experts.slot_scales, p.slot_count = experts.slot_count;
+      p.slot_of = experts.slot_of + static_cast<std::ptrdiff_t>(place.layer) * c.experts;
+      p.report = experts.report;
+      if constexpr (shared_joins_routed<Config>()) {
+        const auto& expert = op.shared.shared_expert;
+        p.shared_expert = reinterpret_cast<const std::uint8_t*>(expert.gate_up.segments[0].weight);
+        p.shared_scales[0] = expert.gate_up.segments[0].global_scale;
+        p.shared_scales[1] = expert.gate_up.segments[1].global_scale;
+        p.shared_scales[2] = expert.down.segments[0].global_scale;
+        p.shared_weights = shared_weights_;
+      }
+      p.ids = expert_ids_, p.weights = expert_weights_;
+      p.x = normed_, p.ldx = c.hidden_size;
+      p.h = expert_h_;
+      p.workspace = experts_workspace_, p.workspace_bytes = experts_workspace_bytes_;
+      p.y = sum.data, p.ldy = sum.columns;
+      p.residual = p.y, p.ldr = sum.columns;
+    });
+  }
+
+  void select_wanted(const device_rows&, selected_rows&) {}
+
+ private:
+  void set_wanted(const std::int32_t* rows, int count) {
+    wanted_ = rows;
+    selected.rows = count;
+    logits = {logits_, count};
+  }
+
+  [[nodiscard]] normed_rows norm_rows(const float* weight, int rows, const std::int32_t* index) {
+    launch<typename families::norm>("norm", [&](nibble::rms_norm_params& p) {
+      p.rows = rows;
+      p.x = hidden.data, p.ldx = hidden.columns;
+      p.weight = weight, p.eps = static_cast<float>(c.norm_eps);
+      p.y = normed_, p.ldy = hidden.columns;
+      p.index = index, p.index_limit = rows_;
+    });
+    return {normed_, rows, hidden.columns, nullptr};
+  }
+
+  template <class Launch>
+  void run(const char* op, Launch&& launch) {
+    if (!status_.ok() || (left_out != nullptr && std::strcmp(op, left_out) == 0)) return;
+    const nibble::op_scope scope(op);
+    status_ = launch();
+  }
+  template <class Family, class Params = typename Family::params, class Fill>
+  void launch(const char* op, Fill&& fill) {
+    run(op, [&] {
+      Params p{};
+      fill(p);
+      return launcher::template launch<Family>(p, options_);
+    });
+  }
+
+  template <class Params, class Linear>
+  static void set_operands(Params& p, const Linear& weight, const __nv_bfloat16* x, int ldx, int rows) {
+    p.tiles = reinterpret_cast<const std::uint8_t*>(weight.segments[0].weight);
+    p.x = x, p.ldx = ldx, p.m = rows;
+    for (std::size_t i = 0; i < weight.segments.size(); ++i) p.scale[i] = weight.segments[i].global_scale;
+  }
+
+  [[nodiscard]] nibble::step_view view(int first, int count) const {
+    return {count,
+            step_words_ + layout_.first_row_at() + first,
+            step_words_ + layout_.position_at() + first,
+            step_words_ + layout_.slot_at() + first,
+            page_table_ + static_cast<std::ptrdiff_t>(first) * sizes_.page_stride,
+            sizes_.page_stride};
+  }
+  [[nodiscard]] nibble::step_view decode_view() const { return view(0, decodes_); }
+  [[nodiscard]] nibble::step_view prefill_view() const { return view(decodes_, sequences_ - decodes_); }
+  device_sizes sizes_{};
+  std::size_t experts_workspace_bytes_ = 0;
+  device_step_layout layout_{};
+  nibble::attention_workspace attention_layout_{};
+  nibble::launch_options options_{};
+  nibble::status status_{};
+  int rows_ = 0, decodes_ = 0, sequences_ = 0;
+  const std::int32_t* wanted_ = nullptr;  ///< null: every row
+
+  std::int32_t *step_words_ = nullptr, *page_table_ = nullptr, *expert_ids_ = nullptr;
+  __nv_bfloat16 *normed_ = nullptr, *expert_h_ = nullptr, *shared_h_ = nullptr;
+  float *expert_weights_ = nullptr, *shared_weights_ = nullptr, *inverse_frequencies_ = nullptr,
+        *logits_ = nullptr;
+  std::byte *experts_workspace_ = nullptr, *router_workspace_ = nullptr, *attention_workspace_ = nullptr,
+            *delta_workspace_ = nullptr;
+};
+
+}  // namespace qwen3_moe

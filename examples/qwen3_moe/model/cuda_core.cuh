@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// A model as the phases of a start know it: weights, then kernels, then caches by the plan, then steps that
+/// can be captured.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/cuda_backend.cuh"
+#include "model/device_memory_model.hpp"
+#include "model/device_weights.cuh"
+#include "nibble/core/device_arena.cuh"
+#include "nibble/core/device_memory.cuh"
+#include "nibble/startup/cuda_platform.cuh"
+#include "nibble/startup/phases.hpp"
+
+namespace qwen3_moe {
+
+/// Where a start gets its weights from.
+template <class Config>
+struct weight_source {
+  /// Fills the dense region and points the leaves at it.
+  std::function<void(device_uploader&, std::byte* memory, causal_lm<Config>&)> write_dense;
+  /// Sends experts first … first + count - 1 to the slots at `to`.
+  std::function<void(device_uploader&, int first, int count, std::byte* to)> send_experts;
+  /// fp32 scales of every expert.
+  std::vector<expert_scales> scales;
+};
+
+template <class Config, nibble::kv_format Kv>
+class cuda_core {
+  static constexpr model_config c = Config::value;
+  static_assert(device_refusal(c).empty());
+  static_assert(dense_device_bytes_of(c) == dense_device_bytes<Config>(),
+                "the byte count from the configuration and that from the type disagree");
+
+ public:
+  using platform = nibble::cuda_platform;
+  using backend_type = cuda_backend<Config, Kv>;
+  using kernel_table = typename backend_type::families::table;
+  using context_type = nibble::start_context<platform>;
+
+  cuda_core(context_type& context, weight_source<Config> source, int max_positions)
+      : source_(std::move(source)), max_positions_(max_positions), stream_(context.platform().stream()) {
+    dense_ = nibble::device_memory(dense_device_bytes<Config>() + expert_table_bytes_of(c));
+    device_uploader uploader(stream_);
+    source_.write_dense(uploader, dense_.data(), lm_);
+    auto* scales = dense_.data() + dense_device_bytes<Config>();
+    const auto experts = static_cast<std::size_t>(expert_count(c));
+    slot_scales_ = reinterpret_cast<float*>(scales);
+    slot_of_ = reinterpret_cast<std::int32_t*>(scales + aligned_device_bytes(12 * experts));
+    uploader.finish();
+  }
+
+  [[nodiscard]] nibble::memory_model memory() const { return device_memory_model(c, max_positions_, Kv); }
+
+  void allocate(context_type& context, const nibble::memory_plan& plan) {
+    using nibble::ledger_line;
+    const auto& limits = plan.limits;
+    sizes_ = device_sizes_of(limits.step_tokens, limits.running, limits.context_tokens);
+    const device_workspace layout = device_workspace_of(c, Kv, shared_joins_routed<Config>(), sizes_);
+    context.measure(ledger_line::workspace, [&] {
+      workspace_ = nibble::device_memory(layout.bytes);
+      zero(workspace_.data(), layout.bytes);
+    });
+    context.measure(ledger_line::states, [&] {
+      states_ = nibble::device_memory(plan.state_slots * backend_type::slot_state_bytes);
+      zero(states_.data(), states_.bytes());
+    });
+    context.measure(ledger_line::kv_pages,
+                    [&] { open(kv_pages_, plan.kv_pages * backend_type::page_bytes); });
+    context.measure(ledger_line::expert_slots, [&] { open(expert_slots_, plan.expert_slots * slot_bytes); });
+    fill_slots(static_cast<int>(plan.expert_slots));
+    backend_ = backend_type(sizes_, workspace_.data(), stream_);
+    backend_.kv_pages = kv_pages_.base();
+    backend_.states = states_.data();
+    backend_.experts.slots = reinterpret_cast<const std::uint8_t*>(expert_slots_.base());
+    backend_.experts.slot_scales = slot_scales_;
+    backend_.experts.slot_count = static_cast<int>(plan.expert_slots);
+    backend_.experts.slot_of = slot_of_;
+    send_frequencies();
+    pad_step();
+  }
+
+  /// One decode step of `rows` rows, as the arrays on the device say.
+  [[nodiscard]] nibble::status record(int rows) {
+    backend_.begin_step(rows, rows, rows);
+    forward(backend_, lm_);
+    return backend_.result();
+  }
+
+  [[nodiscard]] backend_type& backend() { return backend_; }
+  [[nodiscard]] const causal_lm<Config>& model() const { return lm_; }
+  [[nodiscard]] const device_sizes& sizes() const { return sizes_; }
+
+ private:
+  static constexpr const char* where = "qwen3_moe::cuda_core";
+  static constexpr std::uint64_t slot_bytes = expert_slot_bytes_of(c);
+
+  void zero(std::byte* at, std::uint64_t bytes) {
+    if (bytes == 0) return;
+    nibble::require(
+        nibble::runtime_status(cudaMemsetAsync(at, 0, bytes, stream_), where, "memory could not be cleared"));
+  }
+  static void open(nibble::device_arena& arena, std::uint64_t bytes) {
+    if (bytes == 0) return;
+    nibble::require(nibble::open_device_arena(bytes, arena));
+    nibble::require(arena.resize(bytes));
+  }
+
+  /// Every expert into its own slot.
+  void fill_slots(int slots) {
+    const int experts = expert_count(c);
+    if (slots < experts)
+      throw nibble::out_of_memory("the device has room for " + std::to_string(slots) + " of " +
+                                  std::to_string(experts) + " experts; all must be resident");
+    device_uploader uploader(stream_);
+    source_.send_experts(uploader, 0, experts, expert_slots_.base());
+    uploader.send(
+        reinterpret_cast<std::byte*>(slot_scales_), 12 * source_.scales.size(),
+        [&](std::span<std::uint8_t> out) { std::memcpy(out.data(), source_.scales.data(), out.size()); });
+    uploader.send(reinterpret_cast<std::byte*>(slot_of_), 4 * static_cast<std::size_t>(experts),
+                  [&](std::span<std::uint8_t> out) {
+                    for (std::int32_t e = 0; e < experts; ++e)
+                      std::memcpy(out.data() + 4 * static_cast<std::size_t>(e), &e, 4);
+                  });
+    uploader.finish();
+  }
+
+  void send_frequencies() {
+    constexpr int pairs = c.rotary_dim / 2;
+    std::vector<float> values(static_cast<std::size_t>(pairs));
+    for (int i = 0; i < pairs; ++i)
+      values[static_cast<std::size_t>(i)] =
+          static_cast<float>(std::pow(c.rope_theta, -2.0 * i / static_cast<double>(c.rotary_dim)));
+    copy(backend_.inverse_frequencies(), values.data(), 4 * values.size());
+  }
+  /// The step's arrays for captures: rows that read and write no cache.
+  void pad_step() {
+    std::vector<std::int32_t> words(static_cast<std::size_t>(backend_.step_layout().words()));
+    device_step step(backend_.step_layout(), words.data());
+    step.compose({}, sizes_.sequences);
+    copy(backend_.step_words(), words.data(), 4 * words.size());
+  }
+  void copy(void* to, const void* from, std::size_t bytes) {
+    nibble::require(nibble::runtime_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_),
+                                           where, "a table could not be sent"));
+    nibble::require(
+        nibble::runtime_status(cudaStreamSynchronize(stream_), where, "a table could not be sent"));
+  }
+
+  weight_source<Config> source_;
+  int max_positions_;
+  cudaStream_t stream_;
+  causal_lm<Config> lm_;
+  nibble::device_memory dense_, workspace_, states_;
+  nibble::device_arena kv_pages_, expert_slots_;
+  float* slot_scales_ = nullptr;
+  std::int32_t* slot_of_ = nullptr;
+  device_sizes sizes_;
+  backend_type backend_;
+};
+
+}  // namespace qwen3_moe

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Every kernel family that a model's steps launch, from its configuration: shapes, families, the table.
+#pragma once
+
+#include <type_traits>
+
+#include "model/device_workspace.hpp"
+#include "nibble/kernels/attention.cuh"
+#include "nibble/kernels/delta_decode.cuh"
+#include "nibble/kernels/delta_prefill.cuh"
+#include "nibble/kernels/norm.cuh"
+#include "nibble/kernels/router.cuh"
+#include "nibble/kernels/rows_copy.cuh"
+#include "nibble/moe/experts_family.cuh"
+#include "nibble/nvfp4/linear_family.cuh"
+#include "nibble/startup/kernel_table.hpp"
+
+namespace qwen3_moe {
+
+template <class Config, nibble::kv_format Kv>
+struct cuda_shapes {
+  static constexpr model_config c = Config::value;
+  static constexpr nibble::attention_shape attention = attention_shape_of(c, Kv);
+  static constexpr nibble::attention_policy attention_policy = nibble::select_attention(attention);
+  static constexpr nibble::delta_shape delta = delta_shape_of(c);
+  static constexpr nibble::router_shape router = router_shape_of(c);
+  static constexpr nibble::moe::experts_shape experts = experts_shape_of<Config>();
+};
+
+/// y = W norm(x).
+template <class Linear>
+using normed_project_family = nibble::linear_family<resident_layout_of<Linear>(),
+                                                    nibble::store<__nv_bfloat16>, nibble::rms_normed<float>>;
+/// The same for more than 16 rows, which are normalised already.
+template <class Linear>
+struct project_many_family : normed_project_family<Linear> {
+  using base = normed_project_family<Linear>;
+  static nibble::status launch(const typename base::params& p, const nibble::launch_options& options) {
+    return base::launch_many(p, options);
+  }
+};
+/// y = y + W x.
+template <class Linear>
+using add_family = nibble::linear_family<resident_layout_of<Linear>(), nibble::add_residual>;
+template <class Linear>
+using logits_family = nibble::linear_family<resident_layout_of<Linear>(), nibble::store<float>>;
+
+template <class Config, nibble::kv_format Kv>
+struct cuda_families {
+  using shapes = cuda_shapes<Config, Kv>;
+  static constexpr model_config c = Config::value;
+
+  using embed = nibble::embedding_family<c.vocab_size, c.hidden_size>;
+  using norm = nibble::rms_norm_family<c.hidden_size>;
+  using attention_decode = nibble::attention_decode_family<shapes::attention, shapes::attention_policy>;
+  using attention_append = nibble::attention_append_family<shapes::attention, shapes::attention_policy>;
+  using attention_prefill = nibble::attention_prefill_family<shapes::attention, shapes::attention_policy>;
+  using router = nibble::router_family<shapes::router>;
+  using experts = nibble::moe::experts_family<shapes::experts>;
+  using lm_head = logits_family<decltype(causal_lm<Config>::lm_head)>;
+
+  using attention_matrices = nibble::table_of<normed_project_family<decltype(attention<Config>::qkv)>,
+                                              project_many_family<decltype(attention<Config>::qkv)>,
+                                              add_family<decltype(attention<Config>::o_proj)>>;
+
+  template <class C, bool Hybrid>
+  struct delta_part {
+    using type = nibble::kernel_table<>;
+  };
+  template <class C>
+  struct delta_part<C, true> {
+    using decode = nibble::delta_decode_family<shapes::delta, false>;  // of the residual stream
+    using decode_normed = nibble::delta_decode_family<shapes::delta, true>;
+    using prefill = nibble::delta_prefill_family<shapes::delta>;
+    using type =
+        nibble::table_of<normed_project_family<decltype(delta_net<C>::qkvz)>,
+                         project_many_family<decltype(delta_net<C>::qkvz)>,
+                         add_family<decltype(delta_net<C>::out_proj)>, decode, decode_normed, prefill>;
+  };
+  using delta = delta_part<Config, (c.delta_layers() > 0)>;
+
+  /// A shared expert whose form differs from the routed ones has matrices of its own.
+  static constexpr bool separate_shared = c.shared_intermediate > 0 && !shared_joins_routed<Config>();
+  template <class C, bool Separate>
+  struct shared_part {
+    using type = nibble::kernel_table<>;
+  };
+  template <class C>
+  struct shared_part<C, true> {
+    using expert = decltype(shared_expert_parts<C>::shared_expert);
+    using up = nibble::linear_family<resident_layout_of<decltype(expert::gate_up)>(), nibble::swiglu>;
+    using down =
+        nibble::linear_family<resident_layout_of<decltype(expert::down)>(), nibble::add_scaled_residual>;
+    using type = nibble::table_of<up, down>;
+  };
+  using shared = shared_part<Config, separate_shared>;
+
+  using table =
+      nibble::table_of<embed, norm, attention_matrices, attention_decode, attention_append, attention_prefill,
+                       typename delta::type, router, experts, typename shared::type, lm_head>;
+};
+
+}  // namespace qwen3_moe

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// The answer of a build without device code.
+#include "model/device_probe.hpp"
+
+namespace qwen3_moe {
+
+device_probe probe_cuda_device() { return {false, {}, "this build has no CUDA backend"}; }
+
+}  // namespace qwen3_moe
