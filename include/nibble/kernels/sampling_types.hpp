@@ -56,9 +56,9 @@ struct sampled_row {
 
 /// Logits that one block looks at.
 inline constexpr int sampling_chunk = 2048;
-/// Buckets of the histogram over log-weights: 64 to the nat.
-inline constexpr int sampling_buckets = 4096;
-/// Tokens of one bucket that are ordered in shared memory; more take a slower way.
+/// Buckets of the histogram over log-weights: 64 to the nat; the last takes what is lighter than any mass.
+inline constexpr int sampling_buckets = 2048;
+/// Tokens of one bucket that are looked at as a list; more take a slower way, over the whole row.
 inline constexpr int sampling_candidates = 4096;
 
 [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int sampling_chunks(int vocab) {
