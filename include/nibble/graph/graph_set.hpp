@@ -96,7 +96,7 @@ class graph_set {
         if (s.ok()) s = api_.synchronize();
         if (!s.ok()) return s;
       }
-      captured_graph made{*rows, signature, {}, {}};
+      captured_graph made{*rows, signature, {}, {}, false};
       const status s = capture_into(made);
       if (s.ok()) {
         graphs_.push_back(made);
@@ -162,6 +162,7 @@ class graph_set {
     std::uint64_t signature = 0;
     typename Api::graph graph{};
     typename Api::exec exec{};
+    bool said = false;  ///< that it was updated
   };
 
   [[nodiscard]] const captured_graph* find(int rows) const {
@@ -253,7 +254,8 @@ class graph_set {
       api_.destroy(g.graph);
       g.graph = graph;
       g.signature = signature;
-      say("graph of " + std::to_string(g.rows) + " rows: updated, since what it reads has moved");
+      if (!std::exchange(g.said, true))  // a step that swaps buffers does this every time
+        say("graph of " + std::to_string(g.rows) + " rows: updated, since what it reads has moved");
       return status::success();
     }
     if (s = api_.synchronize(); !s.ok()) {
