@@ -92,6 +92,7 @@ class cuda_backend {
     at(inverse_frequencies_, w.inverse_frequencies);
     at(logits_, w.logits);
     at(experts.report, w.report);
+    at(previous_, w.previous);
   }
 
   device_rows hidden, qkv, qkvz, mixed;
@@ -137,6 +138,7 @@ class cuda_backend {
       p.table = reinterpret_cast<const __nv_bfloat16*>(table.data);
       p.ids = step_words_ + layout_.tokens_at();
       p.y = out.data, p.ldy = out.columns;
+      p.previous = previous_, p.slot = step_words_ + layout_.slot_at();
     });
   }
 
@@ -164,9 +166,10 @@ class cuda_backend {
   }
   template <class Linear>
   void project(const Linear& weight, const normed_rows& x, device_logits& y) {
+    if (y.rows == 0) return;
     launch<logits_family<Linear>>("lm_head", [&](auto& p) {
       set_operands(p, weight, x.data, x.columns, y.rows);
-      p.out.y = y.data, p.out.ldy = c.vocab_size;
+      p.out.y = y.data, p.out.ldy = logit_stride_of(c);
     });
   }
   template <class Linear>
@@ -297,6 +300,18 @@ class cuda_backend {
 
   void select_wanted(const device_rows&, selected_rows&) {}
 
+  /// Takes ids out of the first `rows` rows of logits, then draws from them.
+  void draw(const nibble::sampling_launch_params& draws, const std::int32_t* forbidden, int forbidden_count) {
+    if (forbidden_count > 0)
+      launch<typename families::forbid>("forbid", [&](forbid_params& p) {
+        p = {logits_, logit_stride_of(c), draws.rows, forbidden, forbidden_count};
+      });
+    launch<typename families::sampling>("sampling", [&](nibble::sampling_launch_params& p) {
+      p = draws;
+      p.logits = logits_, p.ldl = logit_stride_of(c);
+    });
+  }
+
  private:
   void set_wanted(const std::int32_t* rows, int count) {
     wanted_ = rows;
@@ -305,13 +320,14 @@ class cuda_backend {
   }
 
   [[nodiscard]] normed_rows norm_rows(const float* weight, int rows, const std::int32_t* index) {
-    launch<typename families::norm>("norm", [&](nibble::rms_norm_params& p) {
-      p.rows = rows;
-      p.x = hidden.data, p.ldx = hidden.columns;
-      p.weight = weight, p.eps = static_cast<float>(c.norm_eps);
-      p.y = normed_, p.ldy = hidden.columns;
-      p.index = index, p.index_limit = rows_;
-    });
+    if (rows > 0)
+      launch<typename families::norm>("norm", [&](nibble::rms_norm_params& p) {
+        p.rows = rows;
+        p.x = hidden.data, p.ldx = hidden.columns;
+        p.weight = weight, p.eps = static_cast<float>(c.norm_eps);
+        p.y = normed_, p.ldy = hidden.columns;
+        p.index = index, p.index_limit = rows_;
+      });
     return {normed_, rows, hidden.columns, nullptr};
   }
 
@@ -356,7 +372,7 @@ class cuda_backend {
   int rows_ = 0, decodes_ = 0, sequences_ = 0;
   const std::int32_t* wanted_ = nullptr;  ///< null: every row
 
-  std::int32_t *step_words_ = nullptr, *page_table_ = nullptr, *expert_ids_ = nullptr;
+  std::int32_t *step_words_ = nullptr, *page_table_ = nullptr, *expert_ids_ = nullptr, *previous_ = nullptr;
   __nv_bfloat16 *normed_ = nullptr, *expert_h_ = nullptr, *shared_h_ = nullptr;
   float *expert_weights_ = nullptr, *shared_weights_ = nullptr, *inverse_frequencies_ = nullptr,
         *logits_ = nullptr;

@@ -65,10 +65,9 @@ class cuda_core {
     using nibble::ledger_line;
     const auto& limits = plan.limits;
     sizes_ = device_sizes_of(limits.step_tokens, limits.running, limits.context_tokens);
-    const device_workspace layout = device_workspace_of(c, Kv, shared_joins_routed<Config>(), sizes_);
     context.measure(ledger_line::workspace, [&] {
-      workspace_ = nibble::device_memory(layout.bytes);
-      zero(workspace_.data(), layout.bytes);
+      workspace_ = nibble::device_memory(workspace_layout().bytes);
+      zero(workspace_.data(), workspace_.bytes());
     });
     context.measure(ledger_line::states, [&] {
       states_ = nibble::device_memory(plan.state_slots * backend_type::slot_state_bytes);
@@ -99,6 +98,10 @@ class cuda_core {
   [[nodiscard]] backend_type& backend() { return backend_; }
   [[nodiscard]] const causal_lm<Config>& model() const { return lm_; }
   [[nodiscard]] const device_sizes& sizes() const { return sizes_; }
+  [[nodiscard]] std::byte* workspace() const { return workspace_.data(); }
+  [[nodiscard]] device_workspace workspace_layout() const {
+    return device_workspace_of(c, Kv, shared_joins_routed<Config>(), sizes_);
+  }
 
  private:
   static constexpr const char* where = "qwen3_moe::cuda_core";

@@ -6,12 +6,14 @@
 #include <type_traits>
 
 #include "model/device_workspace.hpp"
+#include "model/forbid.cuh"
 #include "nibble/kernels/attention.cuh"
 #include "nibble/kernels/delta_decode.cuh"
 #include "nibble/kernels/delta_prefill.cuh"
 #include "nibble/kernels/norm.cuh"
 #include "nibble/kernels/router.cuh"
 #include "nibble/kernels/rows_copy.cuh"
+#include "nibble/kernels/sampling.cuh"
 #include "nibble/moe/experts_family.cuh"
 #include "nibble/nvfp4/linear_family.cuh"
 #include "nibble/startup/kernel_table.hpp"
@@ -60,6 +62,9 @@ struct cuda_families {
   using experts = nibble::moe::experts_family<shapes::experts>;
   using lm_head = logits_family<decltype(causal_lm<Config>::lm_head)>;
 
+  using sampling = nibble::sampling_family<c.vocab_size>;
+  using forbid = forbid_family;
+
   using attention_matrices = nibble::table_of<normed_project_family<decltype(attention<Config>::qkv)>,
                                               project_many_family<decltype(attention<Config>::qkv)>,
                                               add_family<decltype(attention<Config>::o_proj)>>;
@@ -96,9 +101,9 @@ struct cuda_families {
   };
   using shared = shared_part<Config, separate_shared>;
 
-  using table =
-      nibble::table_of<embed, norm, attention_matrices, attention_decode, attention_append, attention_prefill,
-                       typename delta::type, router, experts, typename shared::type, lm_head>;
+  using table = nibble::table_of<embed, norm, attention_matrices, attention_decode, attention_append,
+                                 attention_prefill, typename delta::type, router, experts,
+                                 typename shared::type, lm_head, forbid, sampling>;
 };
 
 }  // namespace qwen3_moe

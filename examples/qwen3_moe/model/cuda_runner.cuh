@@ -1,23 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Steps of a loaded model on a GPU: arrays over, forward pass, logits back; decode through captured graphs.
+/// Steps of a loaded model on a GPU: arrays over, forward pass, logits or drawn tokens back; decode through
+/// captured graphs, two steps in flight.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <memory>
-#include <string>
+#include <span>
 #include <utility>
-#include <vector>
 
 #include "engine/model_runner.hpp"
 #include "model/cuda_core.cuh"
+#include "model/cuda_draws.cuh"
 #include "model/step_check.hpp"
 #include "nibble/core/device_memory.cuh"
 
 namespace qwen3_moe {
+
+/// Host memory of one step in flight.
+struct step_in_flight {
+  step_in_flight(const device_step_layout& layout, int most_rows)
+      : words(4u * static_cast<std::uint64_t>(layout.words())),
+        rows(sizeof(nibble::sampling_row) * static_cast<std::uint64_t>(most_rows)),
+        results(sizeof(nibble::sampled_row) * static_cast<std::uint64_t>(most_rows)),
+        step(layout, words.as<std::int32_t>()) {
+    nibble::require(nibble::runtime_status(cudaEventCreateWithFlags(&done, cudaEventDisableTiming),
+                                           "qwen3_moe::step_in_flight", "no event could be made"));
+  }
+  step_in_flight(const step_in_flight&) = delete;
+  step_in_flight& operator=(const step_in_flight&) = delete;
+  ~step_in_flight() { static_cast<void>(cudaEventDestroy(done)); }
+
+  nibble::pinned_memory words, rows, results;
+  device_step step;
+  cudaEvent_t done = nullptr;
+  std::size_t drawn = 0;  ///< rows of results
+};
 
 template <class Config, nibble::kv_format Kv>
 class cuda_runner final : public model_runner {
@@ -32,11 +53,12 @@ class cuda_runner final : public model_runner {
       : engine_(std::move(engine)),
         limits_(limits_of(engine_.context().plan())),
         sizes_(core().sizes()),
-        words_(4u * static_cast<std::uint64_t>(backend().step_layout().words())),
         logits_(4u * static_cast<std::uint64_t>(sizes_.logit_rows) *
                 static_cast<std::uint64_t>(c.vocab_size)),
-        step_(backend().step_layout(), words_.template as<std::int32_t>()),
-        pages_(sizes_.sequences, sizes_.page_stride) {}
+        flights_{
+            {{backend().step_layout(), sizes_.logit_rows}, {backend().step_layout(), sizes_.logit_rows}}},
+        pages_(sizes_.sequences, sizes_.page_stride),
+        draws_(c, core().workspace_layout(), sizes_, core().workspace(), stream()) {}
 
   [[nodiscard]] const runner_limits& limits() const override { return limits_; }
 
@@ -51,24 +73,12 @@ class cuda_runner final : public model_runner {
 
   void step(std::span<const step_sequence> sequences, std::span<float> logits) override {
     check_step(limits_, sequences, logits.size());
-    const bool all_decode =
-        std::all_of(sequences.begin(), sequences.end(), [](const auto& s) { return s.tokens.size() == 1; });
-    const int padded = all_decode ? engine_.padded(static_cast<int>(sequences.size())) : 0;
-    step_.compose(sequences, padded);
-    send(sequences);
-    if (padded > 0) {
-      nibble::require(engine_.decode(padded));
-      read_decoded(logits);
-      return;
-    }
-    backend().begin_step(step_.rows(), step_.decodes(), step_.sequences());
-    const int first = std::min(step_.wanted(), sizes_.logit_rows);
-    backend().want_rows(0, first);
-    forward(backend(), lm());
-    nibble::require(backend().result());
+    step_in_flight& flight = flights_[0];
+    const device_step& step = flight.step;
+    const int first = launch_forward(sequences, flight);
     read_logits(logits.data(), first);
-    for (int done = first; done < step_.wanted();) {
-      const int count = std::min(step_.wanted() - done, sizes_.logit_rows);
+    for (int done = first; done < step.wanted();) {
+      const int count = std::min(step.wanted() - done, sizes_.logit_rows);
       backend().want_rows(done, count);
       backend().project(lm().lm_head, backend().normed(lm().model.norm, backend().selected),
                         backend().logits);
@@ -77,6 +87,43 @@ class cuda_runner final : public model_runner {
                   count);
       done += count;
     }
+  }
+
+  [[nodiscard]] bool draws() const override { return true; }
+  [[nodiscard]] bool can_draw(const sampling_options& options) const override {
+    return cuda_draws::can_draw(options);
+  }
+  void forbid(std::span<const std::int32_t> ids) override { draws_.forbid(ids); }
+  void set_draws(int slot, const sampling_options& options, const draw_history& history) override {
+    check_slot(limits_, slot);
+    draws_.set(slot, options, history);
+  }
+
+  void begin(std::span<const step_sequence> sequences) override {
+    check_drawing_step(limits_, sequences);
+    step_in_flight& flight = flights_[static_cast<std::size_t>(begun_ % max_steps_in_flight)];
+    const int wanted = launch_forward(sequences, flight);
+    flight.drawn = static_cast<std::size_t>(wanted);
+    if (wanted > 0) {
+      const auto& layout = backend().step_layout();
+      const std::span<const std::int32_t> slots(flight.words.as<std::int32_t>() + layout.drawing_slot_at(),
+                                                flight.drawn);
+      const auto draws = draws_.prepare(slots, flight.rows.as<nibble::sampling_row>(),
+                                        backend().step_words() + layout.drawing_slot_at());
+      backend().draw(draws, draws_.forbidden(), draws_.forbidden_count());
+      nibble::require(backend().result());
+      draws_.read(flight.results.as<nibble::sampled_row>(), flight.drawn);
+    }
+    nibble::require(nibble::runtime_status(cudaEventRecord(flight.done, stream()), where,
+                                           "the step could not be marked"));
+    ++begun_;
+  }
+
+  [[nodiscard]] std::span<const nibble::sampled_row> finish() override {
+    if (finished_ == begun_) throw nibble::error("no step is in flight");
+    step_in_flight& flight = flights_[static_cast<std::size_t>(finished_++ % max_steps_in_flight)];
+    nibble::require(nibble::runtime_status(cudaEventSynchronize(flight.done), where, "the step failed"));
+    return {flight.results.as<nibble::sampled_row>(), flight.drawn};
   }
 
   [[nodiscard]] engine_type& engine() { return engine_; }
@@ -95,18 +142,38 @@ class cuda_runner final : public model_runner {
             plan.limits.running, std::max(plan.limits.step_tokens, plan.limits.running)};
   }
 
+  /// Sends the step and launches its forward pass, decode steps of which every row is wanted as a graph.
+  /// \return how many of the wanted rows have their logits in the buffer, in order: all of them, or as many
+  /// as it holds
+  int launch_forward(std::span<const step_sequence> sequences, step_in_flight& flight) {
+    const bool all_decode = std::all_of(sequences.begin(), sequences.end(), [](const auto& s) {
+      return s.tokens.size() == 1 && s.logits != wanted_logits::none;
+    });
+    const int padded = all_decode ? engine_.padded(static_cast<int>(sequences.size())) : 0;
+    device_step& step = flight.step;
+    step.compose(sequences, padded);
+    send(sequences, flight);
+    if (padded > 0 && padded <= sizes_.sequences) {
+      nibble::require(engine_.decode(padded));
+      return step.wanted();
+    }
+    backend().begin_step(step.rows(), step.decodes(), step.sequences());
+    const int first = std::min(step.wanted(), sizes_.logit_rows);
+    backend().want_rows(0, first);
+    forward(backend(), lm());
+    nibble::require(backend().result());
+    return first;
+  }
+
   void copy_to_device(std::int32_t* to, const std::int32_t* from, std::size_t count) {
     nibble::require(
         nibble::runtime_status(cudaMemcpyAsync(to, from, 4 * count, cudaMemcpyHostToDevice, stream()), where,
                                "the step's arrays could not be sent"));
   }
-  void send_words() {
-    copy_to_device(backend().step_words(), words_.template as<std::int32_t>(),
+  void send(std::span<const step_sequence> sequences, step_in_flight& flight) {
+    copy_to_device(backend().step_words(), flight.words.as<std::int32_t>(),
                    static_cast<std::size_t>(backend().step_layout().words()));
-  }
-  void send(std::span<const step_sequence> sequences) {
-    send_words();
-    const auto order = step_.order();
+    const auto order = flight.step.order();
     for (std::size_t i = 0; i < order.size(); ++i) {
       const step_sequence& s = sequences[static_cast<std::size_t>(order[i])];
       const auto tokens = static_cast<std::size_t>(s.position) + s.tokens.size();
@@ -118,39 +185,27 @@ class cuda_runner final : public model_runner {
     }
   }
 
-  void wait() {
-    nibble::require(nibble::runtime_status(cudaStreamSynchronize(stream()), where, "the step failed"));
-  }
   /// Rows 0 … rows - 1 of the logits buffer to host memory, and the end of the step.
   void read_logits(float* to, int rows) {
-    const std::size_t bytes = 4 * static_cast<std::size_t>(rows) * static_cast<std::size_t>(c.vocab_size);
+    constexpr std::size_t row_bytes = 4 * static_cast<std::size_t>(c.vocab_size);
     if (rows > 0)
       nibble::require(nibble::runtime_status(
-          cudaMemcpyAsync(logits_.data(), backend().logits_buffer(), bytes, cudaMemcpyDeviceToHost, stream()),
+          cudaMemcpy2DAsync(logits_.data(), row_bytes, backend().logits_buffer(),
+                            4 * static_cast<std::size_t>(logit_stride_of(c)), row_bytes,
+                            static_cast<std::size_t>(rows), cudaMemcpyDeviceToHost, stream()),
           where, "the logits could not be read"));
-    wait();
-    std::memcpy(to, logits_.data(), bytes);
-  }
-  /// The wanted rows of a decode step that computed the logits of all.
-  void read_decoded(std::span<float> to) {
-    const auto width = static_cast<std::size_t>(c.vocab_size);
-    const auto wanted = step_.wanted_rows();
-    for (std::size_t i = 0; i < wanted.size(); ++i)
-      nibble::require(nibble::runtime_status(
-          cudaMemcpyAsync(logits_.template as<float>() + i * width,
-                          backend().logits_buffer() + static_cast<std::size_t>(wanted[i]) * width, 4 * width,
-                          cudaMemcpyDeviceToHost, stream()),
-          where, "the logits could not be read"));
-    wait();
-    std::memcpy(to.data(), logits_.data(), 4 * width * wanted.size());
+    nibble::require(nibble::runtime_status(cudaStreamSynchronize(stream()), where, "the step failed"));
+    std::memcpy(to, logits_.data(), row_bytes * static_cast<std::size_t>(rows));
   }
 
   engine_type engine_;
   runner_limits limits_;
   device_sizes sizes_;
-  nibble::pinned_memory words_, logits_;
-  device_step step_;
+  nibble::pinned_memory logits_;
+  std::array<step_in_flight, max_steps_in_flight> flights_;
   page_table_shadow pages_;
+  cuda_draws draws_;
+  std::uint64_t begun_ = 0, finished_ = 0;
 };
 
 }  // namespace qwen3_moe

@@ -23,7 +23,9 @@ struct device_step_layout {
   [[nodiscard]] constexpr int position_at() const { return first_row_at() + sequences + 1; }
   [[nodiscard]] constexpr int slot_at() const { return position_at() + sequences; }
   [[nodiscard]] constexpr int wanted_at() const { return slot_at() + sequences; }
-  [[nodiscard]] constexpr int words() const { return wanted_at() + rows; }
+  /// Slots whose draws the wanted rows are, for steps that draw: at most one a sequence.
+  [[nodiscard]] constexpr int drawing_slot_at() const { return wanted_at() + rows; }
+  [[nodiscard]] constexpr int words() const { return drawing_slot_at() + sequences; }
 };
 
 /// The rows of one step: sequences with a single token come first (the decode kernels take them), the others
@@ -70,6 +72,8 @@ class device_step {
       const int from = sequences[i].logits == wanted_logits::all    ? 0
                        : sequences[i].logits == wanted_logits::last ? rows - 1
                                                                     : rows;
+      if (sequences[i].logits == wanted_logits::last && wanted_ < layout_.sequences)
+        words_[layout_.drawing_slot_at() + wanted_] = sequences[i].slot;
       for (int r = from; r < rows; ++r) words_[layout_.wanted_at() + wanted_++] = first + r;
     }
   }

@@ -82,12 +82,18 @@ struct device_sizes {
 struct device_workspace {
   std::uint64_t step_words, page_table, hidden, normed, projected, mixed;
   std::uint64_t expert_ids, expert_weights, shared_weights, expert_h, experts, shared_h;
-  std::uint64_t router, attention, delta, inverse_frequencies, logits, report, sampling, sampling_rows,
-      sampled;
+  std::uint64_t router, attention, delta, inverse_frequencies, logits, report;
+  std::uint64_t sampling, sampling_rows, sampled;                 ///< of one step's draws
+  std::uint64_t seen, allowed, bias, drawn, previous, forbidden;  ///< of every slot
   nibble::attention_workspace attention_layout;
   std::uint64_t experts_bytes;  ///< of the experts' part
   std::uint64_t bytes;
 };
+
+/// Biased tokens that a slot's draws can have on the device.
+inline constexpr int most_device_biases = 512;
+/// Rows of logits are this many floats apart.
+[[nodiscard]] constexpr int logit_stride_of(const model_config& c) { return (c.vocab_size + 3) / 4 * 4; }
 
 [[nodiscard]] constexpr device_workspace device_workspace_of(const model_config& c, nibble::kv_format kv,
                                                              bool joined_shared, const device_sizes& sizes) {
@@ -132,11 +138,18 @@ struct device_workspace {
                      ? 0
                      : nibble::delta_prefill_workspace_bytes(delta_shape_of(c), sizes.step_tokens));
   w.inverse_frequencies = take(4 * static_cast<unsigned>(c.rotary_dim / 2));
-  w.logits = take(4 * logit_rows * static_cast<unsigned>(c.vocab_size));
+  w.logits = take(4 * logit_rows * static_cast<unsigned>(logit_stride_of(c)));
   w.report = take(4 * static_cast<unsigned>(nibble::moe::report_words(experts)));
   w.sampling = take(nibble::sampling_workspace_bytes(c.vocab_size, sizes.logit_rows));
   w.sampling_rows = take(sizeof(nibble::sampling_row) * logit_rows);
   w.sampled = take(sizeof(nibble::sampled_row) * logit_rows);
+  const auto vocab = static_cast<std::uint64_t>(c.vocab_size);
+  w.seen = take(4 * sequences * vocab);
+  w.allowed = take(4 * sequences * ((vocab + 31) / 32));
+  w.bias = take(sizeof(nibble::device_token_bias) * sequences * most_device_biases);
+  w.drawn = take(8 * sequences);
+  w.previous = take(4 * sequences);
+  w.forbidden = take(4 * vocab);
   return w;
 }
 

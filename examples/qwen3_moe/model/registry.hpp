@@ -34,10 +34,12 @@ struct cuda_options {
 struct load_options {
   device_choice device = device_choice::automatic;
   cuda_options cuda{};
-  int threads = 0;         ///< 0: as many as the machine has cores
-  int context_tokens = 0;  ///< longest sequence; 0: what the model was made for, at most 32768
-  int max_running = 8;     ///< sequences at once
-  int step_tokens = 512;   ///< most tokens in one step
+  int threads = 0;               ///< 0: as many as the machine has cores
+  int context_tokens = 0;        ///< longest sequence; 0: what the model was made for, at most 32768
+  int max_running = 8;           ///< sequences at once
+  int step_tokens = 512;         ///< most tokens in one step
+  bool fewer_may_run = true;     ///< on a GPU with little memory max_running may become smaller
+  bool steps_may_shrink = true;  ///< and so may step_tokens
   int page_tokens = 16;
   /// Tokens that the KV pages hold over all sequences; 0: context × max_running, but at most 4 GiB and at
   /// least one full context.

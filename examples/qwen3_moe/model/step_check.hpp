@@ -18,4 +18,8 @@ void check_slot(const runner_limits& limits, int slot);
 void check_step(const runner_limits& limits, std::span<const step_sequence> sequences,
                 std::size_t logits_floats);
 
+/// The same for model_runner::begin: previous_token may stand for the one token of a sequence, and no
+/// sequence wants all its logits.
+void check_drawing_step(const runner_limits& limits, std::span<const step_sequence> sequences);
+
 }  // namespace qwen3_moe

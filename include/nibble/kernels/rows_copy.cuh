@@ -20,7 +20,9 @@ __global__ __launch_bounds__(detail::copy_threads<Width>) void embed_kernel(
   using namespace device;
   wait_for_previous_grid();
   let_next_grid_start();
-  const int row = static_cast<int>(blockIdx.x), id = load_int(p.ids + row);
+  const int row = static_cast<int>(blockIdx.x);
+  int id = load_int(p.ids + row);
+  if (id < 0 && p.previous != nullptr) id = load_int(p.previous + load_int(p.slot + row));
   const int safe = max(0, min(id, Vocab - 1));
   if (threadIdx.x == 0 && safe != id && p.out_of_range != nullptr) atomicAdd(p.out_of_range, 1u);
   for (int c = 8 * static_cast<int>(threadIdx.x); c < Width; c += 8 * detail::copy_threads<Width>)

@@ -26,14 +26,18 @@ struct rms_norm_params {
   int index_limit = 0;
 };
 
-/// y[r] = table[ids[r]]. An id outside the table reads a row at its edge and adds one to *out_of_range.
+/// y[r] = table[ids[r]]; where ids[r] < 0 and `previous` is given, table[previous[slot[r]]]: the token that a
+/// step before left on the device. An id outside the table reads a row at its edge and adds one to
+/// *out_of_range.
 struct embed_params {
   int rows = 0;
   const __nv_bfloat16* table = nullptr;  ///< [vocab][hidden], 16-byte aligned
   const std::int32_t* ids = nullptr;     ///< [rows], on the device
   __nv_bfloat16* y = nullptr;
   int ldy = 0;
-  std::uint32_t* out_of_range = nullptr;  ///< null, or a counter on the device
+  std::uint32_t* out_of_range = nullptr;   ///< null, or a counter on the device
+  const std::int32_t* previous = nullptr;  ///< null, or [slots]
+  const std::int32_t* slot = nullptr;      ///< [rows] where an id may be negative
 };
 
 /// y[r] = x[index[r]], an index outside [0, limit) clamped.

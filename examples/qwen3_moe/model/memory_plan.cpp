@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/memory_plan.hpp"
+
+#include <algorithm>
+#include <boost/json.hpp>
+#include <cstdio>
+#include <filesystem>
+
+#include "model/device_memory_model.hpp"
+#include "nibble/io/file.hpp"
+
+namespace qwen3_moe {
+
+namespace {
+
+constexpr std::uint64_t config_limit_bytes = 16u << 20;
+
+bool has_tensors(const std::filesystem::path& folder) {
+  std::error_code unreadable;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, unreadable))
+    if (entry.path().extension() == ".safetensors") return true;
+  return false;
+}
+
+struct found_model {
+  model_config config;
+  int max_positions;
+  std::vector<std::string> warnings;
+};
+
+found_model find_model_named(const std::string& model, std::span<const compiled_model> models) {
+  const std::filesystem::path path = model;
+  std::error_code none;
+  if (std::filesystem::is_directory(path, none)) {
+    if (has_tensors(path)) {
+      auto summary = summarize(path, models);
+      return {summary.parsed.config, summary.parsed.max_positions, std::move(summary.warnings)};
+    }
+    const auto parsed = read_config(path);
+    return {parsed.config,
+            parsed.max_positions,
+            {path.string() + ": has no tensors; formats are those that config.json declares"}};
+  }
+  if (std::filesystem::is_regular_file(path, none)) {
+    const auto quantization =
+        nibble::io::file::read_optional_text(path.parent_path() / "hf_quant_config.json", config_limit_bytes)
+            .value_or("");
+    const auto parsed =
+        parse_config(nibble::io::file::read_text(path, config_limit_bytes), quantization, path.string());
+    return {parsed.config, parsed.max_positions, {}};
+  }
+  for (const auto& compiled : models)
+    if (compiled.name == model) {
+      // A compiled model does not say what context its checkpoints were made for.
+      const int positions = compiled.config->delta_layers() > 0 ? 262144 : 40960;
+      return {
+          *compiled.config,
+          positions,
+          {"a context of " + std::to_string(positions) + " tokens is assumed; the checkpoint's folder says"}};
+    }
+  std::string text =
+      model + ": neither a checkpoint's folder, nor a config.json, nor a compiled model; those are ";
+  for (std::size_t i = 0; i < models.size(); ++i) text += (i == 0 ? "" : ", ") + std::string(models[i].name);
+  throw nibble::format_error(text);
+}
+
+std::string sizes_text(const std::vector<int>& sizes) {
+  std::string text;
+  for (const int rows : sizes) text += (text.empty() ? "" : ", ") + std::to_string(rows);
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+nibble::plan_request plan_request_of(const load_options& options) {
+  nibble::plan_request r;
+  if (options.cuda.vram_limit_bytes != 0) r.vram_limit_bytes = options.cuda.vram_limit_bytes;
+  if (options.cuda.kv_bytes != 0) r.kv_bytes = options.cuda.kv_bytes;
+  if (options.cuda.expert_slots != 0) r.expert_slots = static_cast<std::uint64_t>(options.cuda.expert_slots);
+  if (options.context_tokens != 0) r.context_tokens = options.context_tokens;
+  r.preferred_running = std::max(1, options.max_running);
+  if (!options.fewer_may_run) r.max_running = r.preferred_running;
+  r.preferred_step_tokens = std::max(1, options.step_tokens);
+  if (!options.steps_may_shrink) r.step_tokens = r.preferred_step_tokens;
+  r.graphs = options.cuda.largest_graph > 0;
+  r.most_captured_rows = options.cuda.largest_graph;
+  return r;
+}
+
+paper_model find_paper_model(const std::string& model, nibble::kv_format kv,
+                             std::span<const compiled_model> models) {
+  found_model found = find_model_named(model, models);
+  if (const auto refusal = device_refusal(found.config); !refusal.empty())
+    throw nibble::format_error(
+        model +
+        ": the GPU kernels do not run this model, so it needs no GPU memory: " + std::string(refusal));
+  return {found.config, device_memory_model(found.config, found.max_positions, kv),
+          std::move(found.warnings)};
+}
+
+paper_plan plan_on_paper(const std::string& model, std::uint64_t vram_bytes, const load_options& options,
+                         std::span<const compiled_model> models) {
+  paper_model found =
+      find_paper_model(model, options.cuda.kv_fp8 ? nibble::kv_format::fp8 : nibble::kv_format::bf16, models);
+  nibble::machine_memory machine;
+  machine.total_bytes = vram_bytes;
+  machine.context_bytes = std::min(usual_context_bytes, vram_bytes);
+  machine.free_bytes = vram_bytes - machine.context_bytes;
+  paper_plan paper;
+  paper.plan = nibble::plan_memory(machine, found.bytes, plan_request_of(options));
+  paper.model = model;
+  paper.config = found.config;
+  paper.vram_bytes = vram_bytes;
+  paper.bytes = std::move(found.bytes);
+  paper.warnings = std::move(found.warnings);
+  return paper;
+}
+
+std::string paper_plan::text() const {
+  const auto& limits = plan.limits;
+  std::string out = model + ": " + describe(config) + "; " + describe(config.formats) + "\n" +
+                    plan.lines.text() + "context " + std::to_string(limits.context_tokens) + " tokens, " +
+                    std::to_string(limits.running) + " sequences at once, " +
+                    std::to_string(limits.step_tokens) + " tokens a step, graphs for batches of " +
+                    sizes_text(plan.captured_sizes) + "\n";
+  if (plan.residency == nibble::expert_residency::all) {
+    out += "all " + std::to_string(plan.expert_slots) + " experts are resident\n";
+  } else if (bytes.experts > 0) {
+    char share[32];
+    std::snprintf(share, sizeof share, "%.1f",
+                  100.0 * static_cast<double>(plan.expert_slots) / static_cast<double>(bytes.experts));
+    out += std::to_string(plan.expert_slots) + " of " + std::to_string(bytes.experts) + " experts (" + share +
+           " %) are resident at a time; the others are in host memory\n";
+  }
+  for (const auto& note : plan.notes) out += note + "\n";
+  for (const auto& warning : warnings) out += "warning: " + warning + "\n";
+  return out;
+}
+
+std::string paper_plan::json() const {
+  namespace json = boost::json;
+  json::object out;
+  out["model"] = model;
+  out["vram_bytes"] = vram_bytes;
+  out["budget_bytes"] = plan.budget_bytes;
+  out["planned_bytes"] = plan.lines.planned_total();
+  out["context_tokens"] = plan.limits.context_tokens;
+  out["max_running"] = plan.limits.running;
+  out["step_tokens"] = plan.limits.step_tokens;
+  out["page_tokens"] = bytes.page_tokens;
+  out["kv_pages"] = plan.kv_pages;
+  out["kv_page_bytes"] = bytes.kv_page_bytes;
+  out["state_slots"] = plan.state_slots;
+  out["state_slot_bytes"] = bytes.state_slot_bytes;
+  out["expert_slots"] = plan.expert_slots;
+  out["expert_slot_bytes"] = bytes.expert_slot_bytes;
+  out["experts"] = bytes.experts;
+  out["captured_sizes"] = json::array(plan.captured_sizes.begin(), plan.captured_sizes.end());
+  out["lines"] = json::parse(plan.lines.json_rows());
+  out["notes"] = json::array(plan.notes.begin(), plan.notes.end());
+  out["warnings"] = json::array(warnings.begin(), warnings.end());
+  return json::serialize(out);
+}
+
+std::string refusal_json(const std::string& model, std::uint64_t vram_bytes,
+                         const nibble::plan_refused& refused) {
+  namespace json = boost::json;
+  json::object out;
+  out["model"] = model;
+  out["vram_bytes"] = vram_bytes;
+  out["refused"] = refused.what();
+  out["missing_bytes"] = refused.missing_bytes();
+  out["lines"] = json::parse(refused.lines().json_rows());
+  return json::serialize(out);
+}
+
+}  // namespace qwen3_moe
