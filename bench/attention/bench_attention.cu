@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times attention of full-size shapes over random caches: one JSON row a line on stdout.
-//     bench_attention [decode|prefill]
+//     bench_attention [decode|prefill [batch context]]
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -114,6 +114,8 @@ struct setting {
 
 const launch_options chained{bench::stream(), launch_chain::pdl};
 
+int only_batch = 0, only_context = 0;
+
 template <attention_shape S>
 void time_decode(const char* model, std::uint8_t* pool, std::size_t pool_bytes) {
   using family = attention_decode_family<S>;
@@ -121,6 +123,7 @@ void time_decode(const char* model, std::uint8_t* pool, std::size_t pool_bytes) 
   fill(pool, pool_bytes, S.format == kv_format::fp8);
   for (const int batch : {1, 8})
     for (const int context : {0, 512, 4096, 32768, 131072}) {
+      if (only_batch > 0 && (only_batch != batch || only_context != context)) continue;
       const setting<S> s(batch, context, 1, pool, pool_bytes);
       const std::size_t token = S.page_bytes() / S.page_tokens;
       const std::size_t bytes = token * static_cast<std::size_t>(context) * batch;
@@ -128,7 +131,7 @@ void time_decode(const char* model, std::uint8_t* pool, std::size_t pool_bytes) 
       const double us = bench::graph_time(
           count, [&](int i) { bench::good(family::launch(s.params(i), chained)); }, 11);
       double floor = 0;
-      if (context > 0) {
+      if (context > 0 && only_batch == 0) {
         std::vector<const std::uint8_t*> copies;
         for (int c = 0; c < s.copies; ++c) copies.push_back(pool + bytes * static_cast<std::size_t>(c));
         floor = bench::read_floor(copies, bytes, std::min(count, 16), launch_chain::pdl);
@@ -171,6 +174,7 @@ void time_prefill(const char* model, std::uint8_t* pool, std::size_t pool_bytes)
 
 int main(int argc, char** argv) {
   const auto wanted = [&](const char* name) { return argc < 2 || std::strcmp(argv[1], name) == 0; };
+  if (argc > 3) only_batch = std::atoi(argv[2]), only_context = std::atoi(argv[3]);
   const std::size_t pool_bytes = 3ull << 30;
   auto* pool = bench::allocate<std::uint8_t>(pool_bytes);
   if (wanted("decode")) {

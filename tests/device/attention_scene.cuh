@@ -91,7 +91,8 @@ class attention_scene {
         for (int kv = 0; kv < S.kv_heads; ++kv)
           for (int value = 0; value < 2; ++value) {
             std::uint8_t* head = pool_.data() + place(static_cast<int>(s), token, kv, value != 0);
-            for (int d = 0; d < S.head_dim; ++d) put(head, d, random_() * (value ? 1.0f : 1.3f));
+            for (int d = 0; d < S.head_dim; ++d)
+              put(head, at(d, token, value != 0), random_() * (value ? 1.0f : 1.3f));
           }
     ldqkv_ = S.qkv_width() + 8;
     ldo_ = S.output_width() + 16;
@@ -118,6 +119,12 @@ class attention_scene {
            ((static_cast<std::size_t>(value ? S.kv_heads + kv : kv) * S.page_tokens + token % S.page_tokens) *
             S.head_dim) *
                element;
+  }
+  /// Where dimension d of a token is in its row: 16-byte units are permuted (kv_element.cuh).
+  static int at(int d, int token, bool value) {
+    const int units = S.head_dim * static_cast<int>(element) / 16, per_unit = 16 / static_cast<int>(element);
+    const int swizzle = value ? token & 7 : (token & 1) * 4 + (token / 2 & 3);
+    return ((d / per_unit) ^ (swizzle & (units - 1))) * per_unit + d % per_unit;
   }
   static void put(std::uint8_t* head, int d, float v) {
     if constexpr (S.format == kv_format::bf16) {
@@ -227,17 +234,18 @@ class attention_scene {
         const int token = plan_[s].position + r;
         for (int kv = 0; kv < S.kv_heads; ++kv) {
           const auto key = new_key(first_row_[s] + r, token, kv);
-          const std::size_t at = place(s, token, kv, false), bytes = S.head_dim * element;
+          const std::size_t key_at = place(s, token, kv, false), bytes = S.head_dim * element;
           for (int d = 0; d < S.head_dim; ++d) {
-            const double got = get(after.data() + at, d), scale = std::max(std::fabs(key[d]), 0.02);
+            const double got = get(after.data() + key_at, at(d, token, false)),
+                         scale = std::max(std::fabs(key[d]), 0.02);
             const double error = std::fabs(got - key[d]) / scale;
             if (!(error <= worst)) worst = error;
           }
-          std::copy_n(after.begin() + static_cast<std::ptrdiff_t>(at), bytes,
-                      expected.begin() + static_cast<std::ptrdiff_t>(at));
+          std::copy_n(after.begin() + static_cast<std::ptrdiff_t>(key_at), bytes,
+                      expected.begin() + static_cast<std::ptrdiff_t>(key_at));
           std::uint8_t* value = expected.data() + place(s, token, kv, true);
           for (int d = 0; d < S.head_dim; ++d)
-            put(value, d,
+            put(value, at(d, token, true),
                 nibble::bf16::decode(qkv_[static_cast<std::size_t>(first_row_[s] + r) * ldqkv_ + S.q_width() +
                                           S.kv_width() + kv * S.head_dim + d]));
         }
@@ -284,8 +292,8 @@ class attention_scene {
       for (int kv = 0; kv < S.kv_heads; ++kv)
         for (int d = 0; d < S.head_dim; ++d) {
           const std::size_t to = (static_cast<std::size_t>(token) * S.kv_heads + kv) * S.head_dim + d;
-          k[to] = get(pool.data() + place(s, token, kv, false), d);
-          v[to] = get(pool.data() + place(s, token, kv, true), d);
+          k[to] = get(pool.data() + place(s, token, kv, false), at(d, token, false));
+          v[to] = get(pool.data() + place(s, token, kv, true), at(d, token, true));
         }
     for (int r = 0; r < plan_[s].rows; ++r)
       for (int h = 0; h < S.heads; ++h) {

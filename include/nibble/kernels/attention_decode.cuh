@@ -5,10 +5,10 @@
 ///
 /// A piece of work is one chunk of one sequence's context for one KV head with all its query heads. Blocks go
 /// over the pieces; what there is to do they find in the step, so one grid serves every context. Each warp
-/// takes every fourth 16-token tile of the chunk straight from memory into operands of the matrix instruction
-/// and keeps a softmax of its own; no barrier until the chunk ends. The new token is one more partial result
-/// of the last chunk. Chunks meet in the workspace; the block that arrives last adds them in their order, in
-/// two levels where there are many.
+/// takes every eighth 16-token tile of the chunk by bulk copies of its own, keys and values in turn, and
+/// keeps a softmax of its own; no barrier until the chunk ends. The new token is one more partial result of
+/// the last chunk. Chunks meet in the workspace; the block that arrives last adds them in their order, in two
+/// levels where there are many.
 ///
 /// The queries are used in two parts, rounded and rest, which fill the matrix instruction's 16 rows: scores
 /// are as good as those of fp32 queries.
@@ -25,7 +25,7 @@
 
 namespace nibble {
 
-inline constexpr int attention_decode_threads = 128;
+inline constexpr int attention_decode_threads = 256;
 
 namespace device {
 
@@ -44,28 +44,45 @@ template <attention_shape S>
 struct decode_shared {
   static constexpr int group = S.group(), tiles = (group + 7) / 8, steps = S.head_dim / 16;
   static constexpr int warps = attention_decode_threads / 32;
-  static constexpr int row = S.head_dim + 4;
+  static constexpr int row = S.head_dim + 4, quads = group * S.head_dim / 4;
+  static constexpr int tile_bytes = 16 * S.head_dim * (S.format == kv_format::bf16 ? 2 : 1);
   static constexpr int partials_at_once = 8;
+  union {
+    alignas(128) std::byte kv[warps][2][tile_bytes];  ///< each warp's tile of keys and of values
+    float values[warps][group][row];                  ///< of each warp, not divided by its sum
+    float4 partials[partials_at_once][quads];         ///< of several chunks
+  };
   uint4 q[tiles][steps][32];  ///< operand order: rounded heads in rows 0 … 7, their rests in 8 … 15
   __nv_bfloat16 raw_q[group * (S.gated ? 2 : 1) * S.head_dim];  ///< as they come, gates between them
   __nv_bfloat16 raw_kv[2][S.head_dim];
-  union {
-    float values[warps][group][row];                            ///< of each warp, not divided by its sum
-    float4 partials[partials_at_once][group * S.head_dim / 4];  ///< of several chunks
-  };
-  float4 result[group * S.head_dim / 4];
+  float4 result[quads];
   alignas(16) float fresh_value[S.head_dim];
   float norm[2][S.head_dim];
-  float2 sums[warps][tiles * 8];  ///< largest score, sum
-  float2 total[group];            ///< of the result
+  std::uint64_t arrived[warps][2];  ///< barriers of the copies
+  float2 sums[warps][tiles * 8];    ///< largest score, sum
+  float2 total[group];              ///< of the result
   float factor[flat_chunks][group];
   float fresh_score[group];
   float2 angle[2][S.rotary_dim / 2];  ///< (cos, sin) of the row's position, as `piece`
-  decode_piece piece[2];              ///< the one being worked on and the next: registers are short
+  decode_piece piece[2];              ///< the one being worked on and the next
   sequence_table pieces;
   std::int32_t position[max_attention_sequences], row_of[max_attention_sequences];
   int last;
 };
+
+/// What the thread stored to shared memory comes before bulk copies to the same place.
+__device__ __forceinline__ void make_visible_to_copies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/// Adds one to a counter, releasing what was written before and acquiring what the others released.
+__device__ __forceinline__ unsigned count_arrival(unsigned* counter) {
+  unsigned before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
 
 template <attention_shape S, int MostChunks, int LeastChunkTokens>
 struct attention_decoder {
@@ -73,18 +90,20 @@ struct attention_decoder {
   static constexpr int dim = S.head_dim, group = S.group(), kv_heads = S.kv_heads;
   static constexpr int threads = attention_decode_threads, warps = threads / 32;
   static constexpr int head_tiles = (group + 7) / 8, steps = dim / 16;
-  /// Sums of a score: two where registers allow, which halves its latency.
-  static constexpr int chains = head_tiles == 1 ? 2 : 1;
+  static constexpr int chains = 2;  ///< sums of a score, which halves its latency
   using head = warp_head<dim, S.rotary_dim, S.zero_centred_norm>;
   using layout = page_layout<kv_heads, dim, S.page_tokens, format>;
   using math = kv_math<format>;
-  using tile = kv_tile<format, dim>;
+  using keys = key_tile<format, dim>;
+  using values = value_tile<format, dim>;
   using shared_t = decode_shared<S>;
+  static constexpr bool bulk = device::chains;  ///< sm_90: bulk copies
   using accumulators = float[head_tiles][steps][4];
 
   const attention_params& p;
   shared_t& shared;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  std::uint32_t phase = 0;  ///< bit 0 of the key barrier, bit 1 of the value barrier
 
   [[nodiscard]] __device__ __forceinline__ decode_piece find(int number) const {
     decode_piece w{};
@@ -99,9 +118,6 @@ struct attention_decoder {
     w.begin = w.chunk * c.tokens;
     w.end = min(w.begin + c.tokens, w.position);
     return w;
-  }
-  static __device__ __forceinline__ float sigmoid(std::uint32_t bits) {
-    return __fdividef(1.0f, 1.0f + __expf(-__uint_as_float(bits)));
   }
   /// The thread's number, read anew: what is computed from it is not kept in registers over the main loop.
   static __device__ __forceinline__ int thread_here() {
@@ -185,7 +201,7 @@ struct attention_decoder {
       head::normalise(x, shared.norm[h < 0 ? 1 : 0], p.eps, lane);
       head::rotate(x, angle, lane);
       if (h < 0) {  // the score uses the key as the cache holds it
-        store_in_cache<format>(place, lane, x, warp == 0);
+        store_in_cache<format>(place, key_swizzle<layout::row_bytes>(w.position), lane, x, warp == 0);
 #pragma unroll
         for (int j = 0; j < head::each; ++j) key[j] = x[j];
         continue;
@@ -205,7 +221,7 @@ struct attention_decoder {
         uint2 parts;
         split_pair<format>(x[j], x[j + 1], parts.x, parts.y);
         auto* operand =
-            reinterpret_cast<uint2*>(&shared.q[h / 8][tile::step_of(d)][h % 8 * 4 + tile::quarter_of(d)]);
+            reinterpret_cast<uint2*>(&shared.q[h / 8][keys::step_of(d)][h % 8 * 4 + keys::quarter_of(d)]);
         operand[d % 4 / 2] = parts;
       }
     }
@@ -214,27 +230,64 @@ struct attention_decoder {
       typename head::values value;
       head::load(bits, shared.raw_kv[1], lane);
       head::unpack(value, bits);
-      store_in_cache<format>(place + layout::values_offset, lane, value, true);
+      store_in_cache<format>(place + layout::values_offset, value_swizzle<layout::row_bytes>(w.position),
+                             lane, value, true);
 #pragma unroll
       for (int j = 0; j < head::each; ++j) shared.fresh_value[lane * head::each + j] = value[j];
     }
   }
 
+  /// Asks for a tile of keys (which = 0) or values (1) of this warp. All lanes are done with the one before.
+  __device__ __forceinline__ void ask(int which, const std::byte* from) {
+    const std::uint32_t to = shared_address(shared.kv[warp][which]);
+    if constexpr (bulk) {
+      if (lane == 0) {
+        const std::uint32_t barrier = shared_address(&shared.arrived[warp][which]);
+        barrier_expect(barrier, shared_t::tile_bytes);
+        bulk_copy(to, from, shared_t::tile_bytes, barrier, evict_first_policy());
+      }
+    } else {
+#pragma unroll 8
+      for (int i = lane * 16; i < shared_t::tile_bytes; i += 32 * 16) copy_async(to + i, from + i, true);
+      commit_copies();
+    }
+  }
+  /// Nothing more of this kind is to come: copies are waited for by their number.
+  __device__ __forceinline__ void ask_nothing() const {
+    if constexpr (!bulk) commit_copies();
+  }
+  __device__ __forceinline__ void wait_for(int which) {
+    if constexpr (bulk) {
+      barrier_wait(shared_address(&shared.arrived[warp][which]), phase >> which & 1);
+      phase ^= 1u << which;
+    } else {
+      wait_for_copies<1>();
+      __syncwarp();
+    }
+  }
+
   /// Scores of the tile's tokens 2t, 2t+1, 8+2t, 9+2t for head g of each head tile.
-  __device__ __forceinline__ void score(const tile& kv, float (&s)[head_tiles][4]) const {
+  __device__ __forceinline__ void score(float (&s)[head_tiles][4]) const {
     const std::uint32_t queries = shared_address(&shared.q[0][0][lane]);
+    const keys k(shared_address(shared.kv[warp][0]), lane);
     float c[head_tiles][2][chains][4] = {};
 #pragma unroll
-    for (int step = 0; step < steps; ++step) {
-      std::uint32_t b[2][2];
+    for (int i = 0; i < keys::loads; ++i) {
+      const uint4 b[2] = {k.load(0, i), k.load(1, i)};
 #pragma unroll
-      for (int u = 0; u < 2; ++u) kv.key_operand(u, step, b[u][0], b[u][1]);
+      for (int j = 0; j < keys::unit_steps; ++j) {
+        const int step = keys::unit_steps * i + j;
+        std::uint32_t operand[2][2];
 #pragma unroll
-      for (int ht = 0; ht < head_tiles; ++ht) {
-        const uint4 a4 = load_shared(queries + (ht * steps + step) * 512);
-        const std::uint32_t a[4] = {a4.x, a4.y, a4.z, a4.w};
+        for (int u = 0; u < 2; ++u) keys::operand(b[u], step, operand[u][0], operand[u][1]);
 #pragma unroll
-        for (int u = 0; u < 2; ++u) math::multiply(c[ht][u][step % chains], a, b[u][0], b[u][1]);
+        for (int ht = 0; ht < head_tiles; ++ht) {
+          const uint4 a4 = load_shared(queries + (ht * steps + step) * 512);
+          const std::uint32_t a[4] = {a4.x, a4.y, a4.z, a4.w};
+#pragma unroll
+          for (int u = 0; u < 2; ++u)
+            math::multiply(c[ht][u][step % chains], a, operand[u][0], operand[u][1]);
+        }
       }
     }
 #pragma unroll
@@ -242,11 +295,8 @@ struct attention_decoder {
 #pragma unroll
       for (int u = 0; u < 2; ++u)
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          float v = c[ht][u][0][j] + c[ht][u][0][2 + j];
-          if constexpr (chains > 1) v += c[ht][u][chains - 1][j] + c[ht][u][chains - 1][2 + j];
-          s[ht][2 * u + j] = v;
-        }
+        for (int j = 0; j < 2; ++j)
+          s[ht][2 * u + j] = (c[ht][u][0][j] + c[ht][u][1][j]) + (c[ht][u][0][2 + j] + c[ht][u][1][2 + j]);
   }
 
   /// Softmax of one tile onto the warp's own: rescales what was there, leaves the weights as operands.
@@ -272,28 +322,33 @@ struct attention_decoder {
     weights[1] = math::pack(s[2], s[3]);
   }
 
-  /// This warp's tiles of the piece. `kv` holds the first of them.
-  __device__ __forceinline__ void attend(const decode_piece& w, int pages, tile& kv) {
+  /// This warp's tiles of the piece. The first has been asked for.
+  __device__ __forceinline__ void attend(const decode_piece& w, int pages) {
     const int end = w.end, kv_head = w.kv;
     int token = tile_token(w, 0);
     accumulators acc = {};
     float largest[head_tiles], sum[head_tiles];
 #pragma unroll
     for (int ht = 0; ht < head_tiles; ++ht) largest[ht] = no_score, sum[ht] = 0;
+#pragma unroll 1
     for (int i = 0; token < end; ++i, token += 16 * warps) {
       const int valid = end - token;
       const bool more = token + 16 * warps < end;
-      float s[head_tiles][4];
-      score(kv, s);
       const std::byte* next = nullptr;
       if (more) {
         if ((i + 1) % 32 == 0) pages = pages_from(w, i + 1);
         next =
             layout::key(p.pool, __shfl_sync(0xFFFF'FFFFu, pages, (i + 1) & 31), kv_head, token + 16 * warps);
-        kv.load_keys(next, lane);
       }
+      float s[head_tiles][4];
+      wait_for(0);
+      score(s);
+      __syncwarp();
+      if (more)
+        ask(0, next);
+      else
+        ask_nothing();
       if (valid < 16) {
-        kv.clear_values(valid, lane);
 #pragma unroll
         for (int ht = 0; ht < head_tiles; ++ht)
 #pragma unroll
@@ -303,22 +358,29 @@ struct attention_decoder {
       std::uint32_t weights[head_tiles][2];
 #pragma unroll
       for (int ht = 0; ht < head_tiles; ++ht) soften(s[ht], largest[ht], sum[ht], acc[ht], weights[ht]);
-#pragma unroll
-      for (int row = 0; row < steps; ++row) {
-        std::uint32_t a[4];
-        kv.value_operand(row, a);
+      wait_for(1);
+      if (valid < 16) {  // what unused places of a page hold must not be multiplied
+        for (int at = valid * layout::row_bytes + lane * 16; at < shared_t::tile_bytes; at += 32 * 16)
+          *reinterpret_cast<uint4*>(shared.kv[warp][1] + at) = make_uint4(0, 0, 0, 0);
+        __syncwarp();
+      }
+      values(shared_address(shared.kv[warp][1]), lane).for_each([&](int row, const std::uint32_t(&a)[4]) {
 #pragma unroll
         for (int ht = 0; ht < head_tiles; ++ht)
           math::multiply(acc[ht][row], a, weights[ht][0], weights[ht][1]);
-      }
-      if (more) kv.load_values(next + layout::values_offset, lane);
+      });
+      __syncwarp();
+      if (more)
+        ask(1, next + layout::values_offset);
+      else
+        ask_nothing();
     }
+    __syncthreads();  // what the warps leave lies where their tiles were
     leave(acc, largest, sum);
   }
 
   __device__ __forceinline__ void leave(const accumulators& acc, const float (&largest)[head_tiles],
                                         const float (&sum)[head_tiles]) {
-    const int thread = thread_here(), lane = thread & 31, warp = thread >> 5;
     const int g = lane >> 2, t = lane & 3;
 #pragma unroll
     for (int ht = 0; ht < head_tiles; ++ht) {
@@ -327,14 +389,15 @@ struct attention_decoder {
       l += __shfl_xor_sync(0xFFFF'FFFFu, l, 2);
       if (t == 0) shared.sums[warp][8 * ht + g] = make_float2(largest[ht], l);
 #pragma unroll
-      for (int i = 0; i < steps; i += 2) {
-        const int d = tile::first_dimension(i, g), h = 8 * ht + 2 * t;
-        if (h < group)
-          *reinterpret_cast<float4*>(&shared.values[warp][h][d]) =
-              make_float4(acc[ht][i][0], acc[ht][i][2], acc[ht][i + 1][0], acc[ht][i + 1][2]);
-        if (h + 1 < group)
-          *reinterpret_cast<float4*>(&shared.values[warp][h + 1][d]) =
-              make_float4(acc[ht][i][1], acc[ht][i][3], acc[ht][i + 1][1], acc[ht][i + 1][3]);
+      for (int j = 0; j < 2; ++j) {
+        const int h = 8 * ht + 2 * t + j;
+        if (h >= group) continue;
+        float* to = shared.values[warp][h];
+#pragma unroll
+        for (int i = 0; i < steps; ++i) {
+          to[values::first_dimension(i, g)] = acc[ht][i][j];
+          to[values::second_dimension(i, g)] = acc[ht][i][2 + j];
+        }
       }
     }
   }
@@ -354,31 +417,45 @@ struct attention_decoder {
     to.z = fmaf(factor, v.z, to.z), to.w = fmaf(factor, v.w, to.w);
   }
 
+  /// Weights of partial results c = 0 … flat_chunks - 1 of each head, and their total. The caller
+  /// synchronises. \param sum_of(c, h): largest score and sum, (no_score, 0) where there is none
+  template <class SumOf>
+  __device__ __forceinline__ void weigh(SumOf sum_of) const {
+#pragma unroll 1
+    for (int index = thread_here(); index < (group * flat_chunks + 31) / 32 * 32; index += threads) {
+      const int h = index / flat_chunks, c = index % flat_chunks;
+      const float2 sum = h < group ? sum_of(c, h) : make_float2(no_score, 0);
+      float m = sum.x;
+#pragma unroll
+      for (int o = flat_chunks / 2; o > 0; o /= 2) m = fmaxf(m, __shfl_xor_sync(0xFFFF'FFFFu, m, o));
+      const float factor = fast_exp2(sum.x - m);
+      float l = factor * sum.y;
+#pragma unroll
+      for (int o = flat_chunks / 2; o > 0; o /= 2) l += __shfl_xor_sync(0xFFFF'FFFFu, l, o);
+      if (h < group) {
+        shared.factor[c][h] = factor;
+        if (c == 0) shared.total[h] = make_float2(m, l);
+      }
+    }
+  }
+
   /// The chunk's warps, in order, and the new token.
   __device__ __forceinline__ void merge_warps(bool fresh) const {
+    static_assert(warps < flat_chunks);
+    weigh([&](int c, int h) {
+      if (c < warps) return shared.sums[c][h];
+      return fresh && c == warps ? make_float2(shared.fresh_score[h], 1.0f) : make_float2(no_score, 0.0f);
+    });
+    __syncthreads();
 #pragma unroll 1
     for (int quad = thread_here(); quad < quads; quad += threads) {
       const int h = quad / (dim / 4), d = quad % (dim / 4) * 4;
-      const float fresh_score = fresh ? shared.fresh_score[h] : no_score;
-      float m = fresh_score;
-#pragma unroll
-      for (int k = 0; k < warps; ++k) m = fmaxf(m, shared.sums[k][h].x);
       float4 o = make_float4(0, 0, 0, 0);
-      float l = 0;
 #pragma unroll
-      for (int k = 0; k < warps; ++k) {
-        const float2 sum = shared.sums[k][h];
-        const float factor = fast_exp2(sum.x - m);
-        add(o, factor, *reinterpret_cast<const float4*>(&shared.values[k][h][d]));
-        l = fmaf(factor, sum.y, l);
-      }
-      if (fresh) {
-        const float factor = fast_exp2(fresh_score - m);
-        add(o, factor, *reinterpret_cast<const float4*>(&shared.fresh_value[d]));
-        l += factor;
-      }
+      for (int k = 0; k < warps; ++k)
+        add(o, shared.factor[k][h], *reinterpret_cast<const float4*>(&shared.values[k][h][d]));
+      if (fresh) add(o, shared.factor[warps][h], *reinterpret_cast<const float4*>(&shared.fresh_value[d]));
       shared.result[quad] = o;
-      if (d == 0) shared.total[h] = make_float2(m, l);
     }
   }
 
@@ -394,23 +471,9 @@ struct attention_decoder {
   /// Adds `count` partial results, `stride` pieces apart, in order. \param count at most flat_chunks
   __device__ __forceinline__ void add_partials(int first, int stride, int count) {
     const int thread = thread_here();
-#pragma unroll 1
-    for (int index = thread; index < (group * flat_chunks + 31) / 32 * 32; index += threads) {
-      const int h = index / flat_chunks, c = index % flat_chunks;
-      const bool used = h < group && c < count;
-      const float2 sum = used ? __ldcg(sums_at(first + c * stride) + h) : make_float2(no_score, 0);
-      float m = sum.x;
-#pragma unroll
-      for (int o = flat_chunks / 2; o > 0; o /= 2) m = fmaxf(m, __shfl_xor_sync(0xFFFF'FFFFu, m, o));
-      const float factor = used ? fast_exp2(sum.x - m) : 0;
-      float l = factor * sum.y;
-#pragma unroll
-      for (int o = flat_chunks / 2; o > 0; o /= 2) l += __shfl_xor_sync(0xFFFF'FFFFu, l, o);
-      if (h < group) {
-        shared.factor[c][h] = factor;
-        if (c == 0) shared.total[h] = make_float2(m, l);
-      }
-    }
+    weigh([&](int c, int h) {
+      return c < count ? __ldcg(sums_at(first + c * stride) + h) : make_float2(no_score, 0);
+    });
 #pragma unroll 1
     for (int c0 = 0; c0 < count; c0 += shared_t::partials_at_once) {
       const int here = min(shared_t::partials_at_once, count - c0);
@@ -441,10 +504,9 @@ struct attention_decoder {
       unsigned* arrivals = reinterpret_cast<unsigned*>(p.workspace) +
                            (static_cast<std::size_t>(w.sequence) * kv_heads + w.kv) * counters_per_head +
                            counter;
-      __threadfence();
-      shared.last = atomicAdd(arrivals, 1u) == static_cast<unsigned>(count - 1);
+      // The barrier before and this make what the block wrote visible to whoever counts later.
+      shared.last = count_arrival(arrivals) == static_cast<unsigned>(count - 1);
       if (shared.last) *arrivals = 0;
-      __threadfence();
     }
     __syncthreads();
     return shared.last != 0;
@@ -461,8 +523,8 @@ struct attention_decoder {
       o.x *= inverse, o.y *= inverse, o.z *= inverse, o.w *= inverse;
       if constexpr (S.gated) {
         const uint2 bits = *reinterpret_cast<const uint2*>(shared.raw_q + (2 * h + 1) * dim + d);
-        o.x *= sigmoid(bits.x << 16), o.y *= sigmoid(bits.x & 0xFFFF'0000u);
-        o.z *= sigmoid(bits.y << 16), o.w *= sigmoid(bits.y & 0xFFFF'0000u);
+        o.x *= sigmoid_of(bits.x << 16), o.y *= sigmoid_of(bits.x & 0xFFFF'0000u);
+        o.z *= sigmoid_of(bits.y << 16), o.w *= sigmoid_of(bits.y & 0xFFFF'0000u);
       }
       using out = kv_math<kv_format::bf16>;
       *reinterpret_cast<uint2*>(row + 4 * quad) = make_uint2(out::pack(o.x, o.y), out::pack(o.z, o.w));
@@ -510,6 +572,8 @@ struct attention_decoder {
       (&shared.q[0][0][0])[i] = make_uint4(0, 0, 0, 0);  // heads that do not exist
 #pragma unroll 1
     for (int s = threadIdx.x; s < p.step.sequences; s += threads) shared.row_of[s] = p.step.first_row[s];
+    if (threadIdx.x < 2 * warps) barrier_init(shared_address(&shared.arrived[0][0] + threadIdx.x), 1);
+    if (threadIdx.x < 2 * warps) barrier_init_fence();
     fill_table(shared.pieces, p.step.sequences, [&](int s) {
       const int position = p.step.position[s];
       shared.position[s] = position;
@@ -533,15 +597,15 @@ struct attention_decoder {
           clear_output(done);
         else
           finish(done);
+        if constexpr (bulk) make_visible_to_copies();
         __syncthreads();
       }
       const decode_piece& w = shared.piece[turn];
-      tile kv;
       if (more) {
-        const std::byte* keys = first_keys(w, pages);
+        const std::byte* from = first_keys(w, pages);
         if (tile_token(w, 0) < w.end) {
-          kv.load_keys(keys, lane);
-          kv.load_values(keys + layout::values_offset, lane);
+          ask(0, from);
+          ask(1, from + layout::values_offset);
         }
       }
       if (first) {
@@ -553,7 +617,7 @@ struct attention_decoder {
       if (!w.padding()) {
         stage_queries(w, shared.angle[turn]);
         __syncthreads();
-        attend(w, pages, kv);
+        attend(w, pages);
       }
       number += gridDim.x;
       turn ^= 1;
@@ -566,7 +630,7 @@ struct attention_decoder {
 // Kernels take the shape as integers; see gemv_types.hpp.
 template <int Heads, int KvHeads, int Dim, int Rotary, int Gated, int Centred, int PageTokens, int Format,
           int MostChunks, int LeastChunkTokens>
-__global__ __launch_bounds__(attention_decode_threads, 2) void attention_decode(const attention_params p) {
+__global__ __launch_bounds__(attention_decode_threads, 1) void attention_decode(const attention_params p) {
   constexpr attention_shape shape{Heads,      KvHeads,      Dim,        Rotary,
                                   Gated != 0, Centred != 0, PageTokens, kv_format(Format)};
   extern __shared__ __align__(16) std::byte attention_memory[];

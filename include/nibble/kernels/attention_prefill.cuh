@@ -21,18 +21,6 @@
 namespace nibble {
 namespace device {
 
-__device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
 /// Tokens of a tile of keys or values.
 inline constexpr int prefill_tile_tokens = 64;
 
@@ -55,12 +43,6 @@ template <int Dim>
 __device__ __forceinline__ int swizzled(int row, int unit) {
   return row * (2 * Dim) + ((unit ^ (row & 7)) << 4);
 }
-/// Moves such an address of unit 0 or 1 of a row by the even number `Units`; `chosen` is (unit ^ row % 8)
-/// << 4.
-__device__ __forceinline__ std::uint32_t moved(std::uint32_t row_start, std::uint32_t chosen, int units) {
-  return row_start + (chosen ^ static_cast<std::uint32_t>((units & 7) << 4)) + (units & ~7) * 16;
-}
-
 /// Brings tiles from the pages: bf16 by asynchronous copies, FP8 through registers.
 template <attention_shape S, int Threads>
 struct tile_loader {
@@ -91,16 +73,18 @@ struct tile_loader {
       if constexpr (through_registers)
         held[i] = token < end ? load_weights(from) : make_uint4(0, 0, 0, 0);
       else
-        copy_async(to + swizzled<dim>(row, unit), from, token < end);
+        copy_async(to + row * (2 * dim) + unit * 16, from, token < end);  // swizzled as it lies
     }
     if constexpr (!through_registers) commit_copies();
   }
   /// What was asked for is in shared memory once the block has synchronised.
-  __device__ __forceinline__ void land(std::uint16_t* to) const {
+  __device__ __forceinline__ void land(std::uint16_t* to, bool value) const {
     if constexpr (through_registers) {
 #pragma unroll
       for (int i = 0; i < loads; ++i) {
-        const int index = threadIdx.x + Threads * i, row = index / row_units, unit = index % row_units;
+        const int index = threadIdx.x + Threads * i, row = index / row_units;
+        const int unit = index % row_units ^ (value ? value_swizzle<layout::row_bytes>(row)
+                                                    : key_swizzle<layout::row_bytes>(row));
         const uint4& v = held[i];
         auto* bytes = reinterpret_cast<std::byte*>(to);
         *reinterpret_cast<uint4*>(bytes + swizzled<dim>(row, 2 * unit)) = make_uint4(
@@ -132,6 +116,10 @@ struct attention_prefiller {
   int position = 0;    ///< of the sequence's first row
   int kv = 0;
 
+  /// Of a token's key in shared memory: bf16 keys lie there as in their page.
+  static __device__ __forceinline__ int key_row_swizzle(int token) {
+    return S.format == kv_format::bf16 ? key_swizzle<2 * dim>(token) : token & 7;
+  }
   [[nodiscard]] __device__ __forceinline__ const __nv_bfloat16* query(int pair) const {
     return p.qkv + static_cast<std::size_t>(row_begin + pair / group) * p.ldqkv +
            (kv * group + pair % group) * (S.gated ? 2 * dim : dim);
@@ -186,7 +174,7 @@ struct attention_prefiller {
     const std::uint32_t q_row = q + (16 * warp + (lane & 15)) * (2 * dim), q_unit = ((lane >> 4) ^ (lane & 7))
                                                                                     << 4;
     const std::uint32_t k_row = keys + ((lane & 7) + (lane >> 4 << 3)) * (2 * dim),
-                        k_unit = ((lane >> 3 & 1) ^ (lane & 7)) << 4;
+                        k_unit = ((lane >> 3 & 1) ^ key_row_swizzle(lane & 7)) << 4;
 #pragma unroll
     for (int step = 0; step < steps; ++step) {
       std::uint32_t a[4];
@@ -260,33 +248,46 @@ struct attention_prefiller {
       float l = sum[i];
       l += __shfl_xor_sync(0xFFFF'FFFFu, l, 1);
       l += __shfl_xor_sync(0xFFFF'FFFFu, l, 2);
-      const float inverse = 1.0f / l;
+      const float inverse = __fdividef(1.0f, l);
 #pragma unroll
       for (int n = 0; n < dim / 8; ++n)
         *reinterpret_cast<float2*>(rows + place(g + 8 * i, 2 * n + t / 2) + t % 2 * 2) =
             make_float2(acc[n][2 * i] * inverse, acc[n][2 * i + 1] * inverse);
     }
     __syncwarp();
-#pragma unroll 4
-    for (int index = lane; index < 16 * (dim / 8); index += 32) {
-      const int row = index / (dim / 8), unit = index % (dim / 8), pair = first_pair + 16 * warp + row;
-      if (pair >= pairs) break;
-      float o[8];
-      *reinterpret_cast<float4*>(o) = *reinterpret_cast<const float4*>(rows + place(row, 2 * unit));
-      *reinterpret_cast<float4*>(o + 4) = *reinterpret_cast<const float4*>(rows + place(row, 2 * unit + 1));
+    // Rows beyond the sequence repeat its last one and are not stored: loads of gates need no branch.
+    constexpr int batch = dim >= 128 ? 4 : dim / 32;
+#pragma unroll 1
+    for (int first = lane; first < 16 * (dim / 8); first += 32 * batch) {
+      uint4 gates[batch];
       if constexpr (S.gated) {
-        const uint4 bits = *reinterpret_cast<const uint4*>(query(pair) + dim + 8 * unit);
-        const std::uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-        const auto gate = [](std::uint32_t half) { return 1.0f / (1.0f + __expf(-__uint_as_float(half))); };
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-          o[2 * j] *= gate(words[j] << 16), o[2 * j + 1] *= gate(words[j] & 0xFFFF'0000u);
+        for (int i = 0; i < batch; ++i) {
+          const int index = first + 32 * i, row = index / (dim / 8), unit = index % (dim / 8);
+          gates[i] = *reinterpret_cast<const uint4*>(query(min(first_pair + 16 * warp + row, pairs - 1)) +
+                                                     dim + 8 * unit);
+        }
       }
-      using out = kv_math<kv_format::bf16>;
-      *reinterpret_cast<uint4*>(p.out + static_cast<std::size_t>(row_begin + pair / group) * p.ldo +
-                                (kv * group + pair % group) * dim + 8 * unit) =
-          make_uint4(out::pack(o[0], o[1]), out::pack(o[2], o[3]), out::pack(o[4], o[5]),
-                     out::pack(o[6], o[7]));
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        const int index = first + 32 * i, row = index / (dim / 8), unit = index % (dim / 8);
+        const int pair = first_pair + 16 * warp + row;
+        float o[8];
+        *reinterpret_cast<float4*>(o) = *reinterpret_cast<const float4*>(rows + place(row, 2 * unit));
+        *reinterpret_cast<float4*>(o + 4) = *reinterpret_cast<const float4*>(rows + place(row, 2 * unit + 1));
+        if constexpr (S.gated) {
+          const std::uint32_t words[4] = {gates[i].x, gates[i].y, gates[i].z, gates[i].w};
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            o[2 * j] *= sigmoid_of(words[j] << 16), o[2 * j + 1] *= sigmoid_of(words[j] & 0xFFFF'0000u);
+        }
+        using out = kv_math<kv_format::bf16>;
+        if (pair < pairs)
+          *reinterpret_cast<uint4*>(p.out + static_cast<std::size_t>(row_begin + pair / group) * p.ldo +
+                                    (kv * group + pair % group) * dim + 8 * unit) =
+              make_uint4(out::pack(o[0], o[1]), out::pack(o[2], o[3]), out::pack(o[4], o[5]),
+                         out::pack(o[6], o[7]));
+      }
     }
   }
 
@@ -328,7 +329,7 @@ struct attention_prefiller {
     for (int i = 0; i < 2; ++i)
       limit[i] = position + min(first_pair + 16 * warp + (lane >> 2) + 8 * i, pairs - 1) / group;
     for (int tile = 0; tile < tiles; ++tile) {
-      loader.land(shared.keys);
+      loader.land(shared.keys, false);
       __syncthreads();
       loader.ask(tile, page_ids, values, values_offset);
       const bool more = tile + 1 < tiles;
@@ -342,7 +343,7 @@ struct attention_prefiller {
           for (int j = 0; j < 4; ++j)
             if (tile * tokens + 8 * n + 2 * (lane & 3) + j % 2 > limit[j / 2]) scores[n][j] = -INFINITY;
       }
-      loader.land(shared.values);
+      loader.land(shared.values, true);
       __syncthreads();
       if (more) loader.ask(tile + 1, page_ids, keys, 0);
       soften(scores, largest, sum, acc);

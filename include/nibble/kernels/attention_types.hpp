@@ -66,9 +66,9 @@ struct attention_shape {
 /// Tuning numbers. None of them changes a result, except `most_chunks` and `least_chunk_tokens`: they are
 /// part of the summation order of decode.
 struct attention_policy {
-  int decode_blocks = 264;      ///< the grid of decode, whatever the contexts
-  int most_chunks = 132;        ///< for all KV heads of a sequence together: a wave at batch 1
-  int least_chunk_tokens = 64;  ///< a multiple of 16
+  int decode_blocks = 132;       ///< the grid of decode, whatever the contexts
+  int most_chunks = 66;          ///< for all KV heads of a sequence together: a wave at batch 1
+  int least_chunk_tokens = 128;  ///< a multiple of 16
   int prefill_rows = 128;  ///< rows (token × query head) of a block: 128, or 64 where shared memory is short
   int append_blocks = 528;  ///< the most blocks of the kernel that fills the cache
 
@@ -80,7 +80,7 @@ struct attention_policy {
                                                           int multiprocessors = 132,
                                                           int shared_bytes = 227 * 1024) {
   attention_policy p;
-  p.decode_blocks = 2 * multiprocessors;
+  p.decode_blocks = multiprocessors;
   p.most_chunks = std::clamp(p.decode_blocks / shape.kv_heads, 16, 144);
   p.prefill_rows = shape.head_dim == 256 && shared_bytes < 128 * 1024 ? 64 : 128;
   p.append_blocks = 4 * multiprocessors;

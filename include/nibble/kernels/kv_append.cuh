@@ -58,7 +58,9 @@ __global__ __launch_bounds__(attention_append_threads) void attention_append(con
       __syncwarp();
       head::rotate(x, angle[warp], lane);
     }
-    device::store_in_cache<shape.format>(place, lane, x, true);
+    const int swizzle = value ? device::value_swizzle<layout::row_bytes>(token)
+                              : device::key_swizzle<layout::row_bytes>(token);
+    device::store_in_cache<shape.format>(place, swizzle, lane, x, true);
   }
 }
 

@@ -34,6 +34,11 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
+/// The logistic function of an fp32 number given as its bits.
+__device__ __forceinline__ float sigmoid_of(std::uint32_t bits) {
+  return __fdividef(1.0f, 1.0f + __expf(-__uint_as_float(bits)));
+}
+
 /// Two E4M3 bytes to two f16, the lower byte to the lower half.
 __device__ __forceinline__ std::uint32_t halves_of_e4m3(std::uint32_t bytes) {
   std::uint32_t pair;
@@ -114,10 +119,26 @@ __device__ __forceinline__ void split_pair(float low, float high, std::uint32_t&
   rest = kv_math<Format>::pack(low - r.x, high - r.y);
 }
 
+/// Where the 16-byte units of a token's row lie in its page: unit u of its key at u ^ key_swizzle, of its
+/// value at u ^ value_swizzle. Tiles are then copied to shared memory as they lie, and 8 tokens' units of one
+/// number are in different banks; keys also where lanes of two tokens read four units each, values where
+/// lanes read every other token.
+template <int RowBytes>
+__device__ __forceinline__ int key_swizzle(int token) {
+  return ((token & 1) << 2 | (token >> 1 & 3)) & (RowBytes / 16 - 1);
+}
+template <int RowBytes>
+__device__ __forceinline__ int value_swizzle(int token) {
+  return token & 7 & (RowBytes / 16 - 1);
+}
+
 /// Stores a lane's `Each` neighbouring values of a token's head in the cache, and gives them back as the
-/// cache holds them. \param head the token's head in its page
+/// cache holds them. \param head the token's row in its page  \param swizzle of the token
 template <kv_format Format, int Each>
-__device__ __forceinline__ void store_in_cache(std::byte* head, int lane, float (&x)[Each], bool store) {
+__device__ __forceinline__ void store_in_cache(std::byte* head, int swizzle, int lane, float (&x)[Each],
+                                               bool store) {
+  constexpr int bytes = Each * (Format == kv_format::bf16 ? 2 : 1);
+  std::byte* p = head + ((lane * bytes / 16 ^ swizzle) << 4) + lane * bytes % 16;
   if constexpr (Format == kv_format::bf16) {
     constexpr int words = Each / 2;
     std::uint32_t w[words];
@@ -128,7 +149,6 @@ __device__ __forceinline__ void store_in_cache(std::byte* head, int lane, float 
       x[2 * i] = r.x, x[2 * i + 1] = r.y;
     }
     if (!store) return;
-    std::byte* p = head + lane * (Each * 2);
     if constexpr (words == 4)
       *reinterpret_cast<uint4*>(p) = make_uint4(w[0], w[1], w[2], w[3]);
     else if constexpr (words == 2)
@@ -144,7 +164,6 @@ __device__ __forceinline__ void store_in_cache(std::byte* head, int lane, float 
       x[2 * i] = r.x, x[2 * i + 1] = r.y;
     }
     if (!store) return;
-    std::byte* p = head + lane * Each;
     if constexpr (Each == 8)
       *reinterpret_cast<uint2*>(p) = make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
     else if constexpr (Each == 4)
@@ -154,134 +173,133 @@ __device__ __forceinline__ void store_in_cache(std::byte* head, int lane, float 
   }
 }
 
-/// Sixteen tokens of one KV head in the registers of a warp, as operands of the matrix instruction.
-///
-/// Keys are its second operand of two 8-token tiles: lane (g, t) holds runs of tokens g and 8 + g. Values are
-/// its transposed first operand: the lane holds runs of tokens 2t, 2t+1, 8+2t, 9+2t. Which dimension is which
-/// step or row of the instruction is chosen so that every load is 16 neighbouring bytes (8 for FP8 values of
-/// 64 dimensions).
-template <kv_format Format, int Dim>
-struct kv_tile;
+__device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+/// Moves the address of unit 0 or 1 of a swizzled row by the even number `units`.
+/// \param chosen (unit ^ swizzle) << 4
+__device__ __forceinline__ std::uint32_t moved(std::uint32_t row_start, std::uint32_t chosen, int units) {
+  return row_start + (chosen ^ static_cast<std::uint32_t>((units & 7) << 4)) + (units & ~7) * 16;
+}
 
-template <int Dim>
-struct kv_tile<kv_format::bf16, Dim> {
-  static constexpr int row_bytes = 2 * Dim;
-  static constexpr int value_run = 8;  ///< neighbouring dimensions of a lane
-  static constexpr int key_loads = Dim / 32, value_loads = Dim / 64;
-  uint4 keys[2][key_loads];
-  uint4 values[4][value_loads];
+/// Sixteen tokens of one KV head in shared memory, as they lie in their page, as operands of the matrix
+/// instruction.
+///
+/// Keys are its second operand of two 8-token tiles: lane (g, t) reads 16 bytes of tokens g and 8 + g. Which
+/// dimension is which step of the instruction is chosen to suit that; queries are laid out accordingly.
+template <kv_format Format, int Dim>
+struct key_tile {
+  static constexpr bool fp8 = Format == kv_format::fp8;
+  static constexpr int row_bytes = Dim * (fp8 ? 1 : 2);
+  static constexpr int unit_steps = fp8 ? 4 : 2;  ///< steps of the instruction that 16 bytes feed
+  static constexpr int loads = row_bytes / 64;
 
   /// The step of 16 dimensions and the lane quarter in which the pair from dimension `d` on is multiplied.
-  static __device__ __forceinline__ int step_of(int d) { return 2 * (d / 32) + d % 8 / 4; }
-  static __device__ __forceinline__ int quarter_of(int d) { return d % 32 / 8; }
+  static __device__ __forceinline__ int step_of(int d) {
+    return fp8 ? 4 * (d / 64) + d % 16 / 4 : 2 * (d / 32) + d % 8 / 4;
+  }
+  static __device__ __forceinline__ int quarter_of(int d) { return fp8 ? d % 64 / 16 : d % 32 / 8; }
 
-  __device__ __forceinline__ void load_keys(const std::byte* tile, int lane) {
-    const std::byte* p = tile + (lane >> 2) * row_bytes + (lane & 3) * 16;
-#pragma unroll
-    for (int u = 0; u < 2; ++u)
-#pragma unroll
-      for (int i = 0; i < key_loads; ++i) keys[u][i] = load_weights(p + 8 * u * row_bytes + 64 * i);
+  std::uint32_t row, flip;
+  __device__ __forceinline__ key_tile(std::uint32_t tile, int lane) {
+    const int swizzle = key_swizzle<row_bytes>(lane >> 2);
+    row = tile + (lane >> 2) * row_bytes + (((lane & 3) ^ (swizzle & 3)) << 4);
+    flip = (swizzle & 4) << 4;
   }
-  __device__ __forceinline__ void load_values(const std::byte* tile, int lane) {
-    const std::byte* p = tile + 2 * (lane & 3) * row_bytes + (lane >> 2) * 16;
-#pragma unroll
-    for (int c = 0; c < 4; ++c)
-#pragma unroll
-      for (int j = 0; j < value_loads; ++j)
-        values[c][j] = load_weights(p + (c % 2 + c / 2 * 8) * row_bytes + 128 * j);
+  /// The 16 bytes of token 8 u + g that feed the steps from unit_steps · i on.
+  [[nodiscard]] __device__ __forceinline__ uint4 load(int u, int i) const {
+    return load_shared(row + 8 * u * row_bytes + (static_cast<std::uint32_t>(64 * i) ^ flip));
   }
-  /// Values of tokens from `valid` on become 0: what unused places of a page hold must not be multiplied.
-  __device__ __forceinline__ void clear_values(int valid, int lane) {
+  static __device__ __forceinline__ void operand(const uint4& k, int step, std::uint32_t& b0,
+                                                 std::uint32_t& b1) {
+    if constexpr (fp8) {
+      const std::uint32_t w = step % 4 == 0 ? k.x : step % 4 == 1 ? k.y : step % 4 == 2 ? k.z : k.w;
+      b0 = halves_of_e4m3(w);
+      b1 = halves_of_e4m3_high(w);
+    } else {
+      b0 = step % 2 ? k.z : k.x;
+      b1 = step % 2 ? k.w : k.y;
+    }
+  }
+};
+
+/// Values as the transposed first operand: row tile i has 16 dimensions; lane group g has two of them.
+template <kv_format Format, int Dim>
+struct value_tile;
+
+template <int Dim>
+struct value_tile<kv_format::bf16, Dim> {
+  static constexpr int row_bytes = 2 * Dim;
+  std::uint32_t row, chosen;
+  __device__ __forceinline__ value_tile(std::uint32_t tile, int lane) {
+    const int token = (lane & 7) + (lane >> 4 << 3);
+    row = tile + token * row_bytes;
+    chosen = ((lane >> 3 & 1) ^ value_swizzle<row_bytes>(token)) << 4;
+  }
+  static __device__ __forceinline__ int first_dimension(int i, int g) { return 16 * i + g; }
+  static __device__ __forceinline__ int second_dimension(int i, int g) { return 16 * i + 8 + g; }
+  /// Calls use(row tile, operand) for each row tile.
+  template <class Use>
+  __device__ __forceinline__ void for_each(Use use) const {
 #pragma unroll
-    for (int c = 0; c < 4; ++c)
-#pragma unroll
-      for (int j = 0; j < value_loads; ++j)
-        if (2 * (lane & 3) + c % 2 + c / 2 * 8 >= valid) values[c][j] = make_uint4(0, 0, 0, 0);
-  }
-  __device__ __forceinline__ void key_operand(int u, int s, std::uint32_t& b0, std::uint32_t& b1) const {
-    const uint4& k = keys[u][s / 2];
-    b0 = s % 2 ? k.z : k.x;
-    b1 = s % 2 ? k.w : k.y;
-  }
-  /// Rows of row tile `i`: lane group g has dimensions first_dimension(i, g) and the next.
-  static __device__ __forceinline__ int first_dimension(int i, int g) {
-    return i / 4 * 64 + 8 * g + i % 4 * 2;
-  }
-  __device__ __forceinline__ void value_operand(int i, std::uint32_t (&a)[4]) const {
-    const auto word = [&](int c) {
-      const uint4& v = values[c][i / 4];
-      return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
-    };
-    a[0] = __byte_perm(word(0), word(1), 0x5410);
-    a[1] = __byte_perm(word(0), word(1), 0x7632);
-    a[2] = __byte_perm(word(2), word(3), 0x5410);
-    a[3] = __byte_perm(word(2), word(3), 0x7632);
+    for (int i = 0; i < Dim / 16; ++i) {
+      std::uint32_t a[4];
+      load_matrices_transposed(a, moved(row, chosen, 2 * i));
+      use(i, a);
+    }
   }
 };
 
 template <int Dim>
-struct kv_tile<kv_format::fp8, Dim> {
+struct value_tile<kv_format::fp8, Dim> {
   static constexpr int row_bytes = Dim;
-  static constexpr int value_run = Dim >= 128 ? 16 : 8;
-  static constexpr int key_loads = Dim / 64, value_loads = Dim / (8 * value_run);
-  uint4 keys[2][key_loads];
-  std::uint32_t values[4][value_loads][value_run / 4];
-
-  static __device__ __forceinline__ int step_of(int d) { return 4 * (d / 64) + d % 16 / 4; }
-  static __device__ __forceinline__ int quarter_of(int d) { return d % 64 / 16; }
-
-  __device__ __forceinline__ void load_keys(const std::byte* tile, int lane) {
-    const std::byte* p = tile + (lane >> 2) * row_bytes + (lane & 3) * 16;
-#pragma unroll
-    for (int u = 0; u < 2; ++u)
-#pragma unroll
-      for (int i = 0; i < key_loads; ++i) keys[u][i] = load_weights(p + 8 * u * row_bytes + 64 * i);
+  static constexpr int run = Dim >= 128 ? 16 : 8;  ///< neighbouring dimensions of a lane
+  static constexpr int tiles_per_run = run / 2;
+  std::uint32_t tile;
+  int lane;
+  __device__ __forceinline__ value_tile(std::uint32_t tile_, int lane_) : tile(tile_), lane(lane_) {}
+  static __device__ __forceinline__ int first_dimension(int i, int g) {
+    return i / tiles_per_run * 8 * run + run * g + i % tiles_per_run * 2;
   }
-  __device__ __forceinline__ void load_values(const std::byte* tile, int lane) {
-    const std::byte* p = tile + 2 * (lane & 3) * row_bytes + (lane >> 2) * value_run;
+  static __device__ __forceinline__ int second_dimension(int i, int g) { return first_dimension(i, g) + 1; }
+  template <class Use>
+  __device__ __forceinline__ void for_each(Use use) const {
+    const int g = lane >> 2, t = lane & 3;
 #pragma unroll
-    for (int c = 0; c < 4; ++c)
+    for (int j = 0; j < Dim / (8 * run); ++j) {
+      std::uint32_t words[4][run / 4];  // tokens 2t, 2t+1, 8+2t, 9+2t
 #pragma unroll
-      for (int j = 0; j < value_loads; ++j) {
-        const std::byte* from = p + (c % 2 + c / 2 * 8) * row_bytes + 8 * value_run * j;
-        auto& to = values[c][j];
-        if constexpr (value_run == 16) {
-          const uint4 v = load_weights(from);
-          to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+      for (int c = 0; c < 4; ++c) {
+        const int token = 2 * t + c % 2 + c / 2 * 8, byte = 8 * run * j + run * g;
+        const std::uint32_t at =
+            tile + token * row_bytes + ((byte / 16 ^ value_swizzle<row_bytes>(token)) << 4);
+        if constexpr (run == 16) {
+          const uint4 v = load_shared(at);
+          words[c][0] = v.x, words[c][1] = v.y, words[c][2] = v.z, words[c][3] = v.w;
         } else {
-          const uint2 v = load_weights_8(from);
-          to[0] = v.x, to[1] = v.y;
+          const uint2 v = load_shared_8(at + byte % 16);
+          words[c][0] = v.x, words[c][1] = v.y;
         }
       }
-  }
-  __device__ __forceinline__ void clear_values(int valid, int lane) {
 #pragma unroll
-    for (int c = 0; c < 4; ++c)
-#pragma unroll
-      for (int j = 0; j < value_loads; ++j)
-#pragma unroll
-        for (int w = 0; w < value_run / 4; ++w)
-          if (2 * (lane & 3) + c % 2 + c / 2 * 8 >= valid) values[c][j][w] = 0;
-  }
-  __device__ __forceinline__ void key_operand(int u, int s, std::uint32_t& b0, std::uint32_t& b1) const {
-    const uint4& k = keys[u][s / 4];
-    const std::uint32_t w = s % 4 == 0 ? k.x : s % 4 == 1 ? k.y : s % 4 == 2 ? k.z : k.w;
-    b0 = halves_of_e4m3(w);
-    b1 = halves_of_e4m3_high(w);
-  }
-  static constexpr int tiles_per_load = value_run / 2;
-  static __device__ __forceinline__ int first_dimension(int i, int g) {
-    return i / tiles_per_load * 8 * value_run + value_run * g + i % tiles_per_load * 2;
-  }
-  __device__ __forceinline__ void value_operand(int i, std::uint32_t (&a)[4]) const {
-    const auto word = [&](int c) { return values[c][i / tiles_per_load][i % tiles_per_load / 2]; };
-    const std::uint32_t order = i % 2 ? 0x7362 : 0x5140;
-    const std::uint32_t early = __byte_perm(word(0), word(1), order),
-                        late = __byte_perm(word(2), word(3), order);
-    a[0] = halves_of_e4m3(early);
-    a[1] = halves_of_e4m3_high(early);
-    a[2] = halves_of_e4m3(late);
-    a[3] = halves_of_e4m3_high(late);
+      for (int k = 0; k < tiles_per_run; ++k) {
+        const std::uint32_t order = k % 2 ? 0x7362 : 0x5140;
+        const std::uint32_t early = __byte_perm(words[0][k / 2], words[1][k / 2], order),
+                            late = __byte_perm(words[2][k / 2], words[3][k / 2], order);
+        const std::uint32_t a[4] = {halves_of_e4m3(early), halves_of_e4m3_high(early), halves_of_e4m3(late),
+                                    halves_of_e4m3_high(late)};
+        use(j * tiles_per_run + k, a);
+      }
+    }
   }
 };
 
