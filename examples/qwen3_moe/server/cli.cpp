@@ -12,8 +12,10 @@
 #include <new>
 
 #include "app.hpp"
+#include "model/memory_plan.hpp"
 #include "model/registry.hpp"
 #include "nibble/core/error.hpp"
+#include "nibble/plan/byte_size.hpp"
 #include "one_line.hpp"
 
 namespace qwen3_moe {
@@ -104,6 +106,49 @@ CLI::Validator between(Number low, Number high) {
       "");
 }
 
+// "12GiB", "900 MB", a plain number of bytes.
+CLI::Option* add_size_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
+                             const std::string& help) {
+  return command
+      .add_option_function<std::string>(
+          name,
+          [&bytes, name](const std::string& text) {
+            const auto parsed = nibble::parse_bytes(text);
+            if (!parsed || *parsed == 0)
+              throw CLI::ValidationError(name, text + " is no size; write 12GiB, 900MiB or bytes");
+            bytes = *parsed;
+          },
+          help)
+      ->type_name("SIZE");
+}
+
+// How a GPU's memory is split; what is not given follows from the memory there is.
+void add_memory_options(CLI::App& command, load_options& options) {
+  command
+      .add_option(
+          "--context", options.context_tokens,
+          "Longest prompt and answer together, in tokens; 0 means what the model was made for, at most "
+          "32768")
+      ->check(between(0, 1 << 24))
+      ->capture_default_str();
+  command.add_option("--expert-slots", options.cuda.expert_slots, "Experts that are resident on the GPU")
+      ->check(between(1, 1 << 24));
+  add_size_option(command, "--kv-bytes", options.cuda.kv_bytes, "Memory for keys and values on the GPU");
+  command.add_flag("--kv-fp8", options.cuda.kv_fp8, "Keys and values in 8 bits on the GPU");
+}
+void add_max_running_option(CLI::App& command, load_options& options) {
+  command
+      .add_option_function<int>(
+          "--max-running",
+          [&options](int rows) {
+            options.max_running = rows;
+            options.fewer_may_run = false;
+          },
+          "Answers generated at once; on a GPU fewer, if not given and memory is short")
+      ->check(between(1, 1024))
+      ->default_str(std::to_string(options.max_running));
+}
+
 // "N" reads better than the C++ types that CLI11 shows.
 void name_types(CLI::App& app) {
   for (auto* command : app.get_subcommands({}))
@@ -129,12 +174,9 @@ void add_model_options(CLI::App& command, model_options& options) {
       .add_option("--threads", options.load.threads, "Threads of the host backend; 0 means one for each core")
       ->check(between(0, 1024))
       ->capture_default_str();
-  command
-      .add_option(
-          "--context", options.load.context_tokens,
-          "Longest prompt and answer together, in tokens; 0 means what the model was made for, at most 32768")
-      ->check(between(0, 1 << 24))
-      ->capture_default_str();
+  add_memory_options(command, options.load);
+  add_size_option(command, "--vram-limit", options.load.cuda.vram_limit_bytes,
+                  "GPU memory that this program may use in all; default: what is free");
 }
 
 void add_sampling_options(CLI::App& command, talk_options& options) {
@@ -230,6 +272,28 @@ int run_verify(const model_options& options, const std::string& reference, doubl
   return fine ? exit_ok : exit_differs;
 }
 
+struct plan_options {
+  std::string model;
+  std::uint64_t vram_bytes = 0;
+  bool json = false;
+  load_options load;
+};
+
+int plan(const plan_options& options) {
+  try {
+    const auto paper = plan_on_paper(options.model, options.vram_bytes, options.load);
+    const auto text = options.json ? paper.json() + "\n" : paper.text();
+    std::printf("%s", text.c_str());
+    return exit_ok;
+  } catch (const nibble::plan_refused& refused) {
+    if (options.json)
+      std::printf("%s\n", refusal_json(options.model, options.vram_bytes, refused).c_str());
+    else
+      std::fprintf(stderr, "qwen3-moe: %s\n", refused.what());  // a table: the one fault of several lines
+    return exit_usage;
+  }
+}
+
 }  // namespace
 
 int run_command_line(int argc, const char* const* argv) try {
@@ -251,9 +315,7 @@ int run_command_line(int argc, const char* const* argv) try {
   serve_command->add_option("--port", server.http.port, "Port to listen on; 0 takes any free one")
       ->check(between(0, 65535))
       ->capture_default_str();
-  serve_command->add_option("--max-running", model.load.max_running, "Answers generated at once")
-      ->check(between(1, 1024))
-      ->capture_default_str();
+  add_max_running_option(*serve_command, model.load);
   serve_command
       ->add_option("--max-queued", server.max_queued,
                    "Requests that may wait; one more is told to try again (429)")
@@ -293,6 +355,18 @@ int run_command_line(int argc, const char* const* argv) try {
       app.add_subcommand("info", "Say what a checkpoint is, and which models are compiled in");
   info_command->add_option("--model", info_folder, "Folder of a checkpoint")->type_name("DIR");
   info_command->footer(exit_codes);
+
+  plan_options paper;
+  auto* plan_command = app.add_subcommand(
+      "plan", "Say how a GPU's memory would be split for a model; needs neither a GPU nor weights");
+  plan_command
+      ->add_option("MODEL", paper.model, "Folder of a checkpoint, a config.json, or a compiled model's name")
+      ->required();
+  add_size_option(*plan_command, "--vram", paper.vram_bytes, "Memory of the GPU, all of it free")->required();
+  add_memory_options(*plan_command, paper.load);
+  add_max_running_option(*plan_command, paper.load);
+  plan_command->add_flag("--json", paper.json, "One JSON object instead of a table");
+  plan_command->footer(exit_codes);
 
   auto* verify_command = app.add_subcommand(
       "verify", "Hold a model's logits against a file of reference logits; needs no tokenizer");
@@ -339,6 +413,7 @@ int run_command_line(int argc, const char* const* argv) try {
     return written(complete(prompt, talk, loader));
   }
   if (info_command->parsed()) return written(info(info_folder));
+  if (plan_command->parsed()) return written(plan(paper));
   return written(run_verify(model, reference, tolerance));
 } catch (const nibble::format_error& problem) {
   report(problem.what());

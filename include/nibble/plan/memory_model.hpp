@@ -73,6 +73,7 @@ struct plan_request {
   int state_snapshots = 0;  ///< states kept beside the running ones, by a prefix cache
   bool graphs = true;
   std::vector<int> captured_sizes;  ///< empty: 1, 2, 4, … and the sequences that run
+  int most_captured_rows = 1024;    ///< larger batches run eagerly
 
   std::uint64_t granule_bytes = std::uint64_t{2} << 20;  ///< the device hands memory out in these
   std::uint64_t pinned_pages = 0;                        ///< KV pages that hold something and must stay

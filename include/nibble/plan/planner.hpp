@@ -234,7 +234,7 @@ class planner {
   }
   [[nodiscard]] std::vector<int> sizes_of(const plan_levels& at) const {
     if (!request_.graphs) return {};
-    const int running = static_cast<int>(at.running);
+    const int running = std::min(static_cast<int>(at.running), request_.most_captured_rows);
     if (request_.captured_sizes.empty()) return default_captured_sizes(running);
     std::vector<int> sizes;
     for (const int rows : request_.captured_sizes)
@@ -245,8 +245,9 @@ class planner {
   [[nodiscard]] std::uint64_t size_count(const plan_levels& at) const {
     if (!request_.graphs) return 0;
     if (!request_.captured_sizes.empty()) return sizes_of(at).size();
-    std::uint64_t count = 1;  // powers of two below, and the number itself
-    for (std::uint64_t rows = 1; rows < at.running; rows *= 2) ++count;
+    const std::uint64_t most = std::min(at.running, u(std::max(0, request_.most_captured_rows)));
+    std::uint64_t count = most > 0;  // powers of two below, and the number itself
+    for (std::uint64_t rows = 1; rows < most; rows *= 2) ++count;
     return count;
   }
   /// \param context that page tables are made for

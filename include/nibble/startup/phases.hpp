@@ -82,7 +82,8 @@ struct started {
 
 /// The largest batch that may be captured, before the plan has its say.
 [[nodiscard]] inline int most_captured_rows(const plan_request& request) {
-  const int running = request.max_running.value_or(request.preferred_running);
+  const int running =
+      std::min(request.max_running.value_or(request.preferred_running), request.most_captured_rows);
   int most = 0;
   for (const int rows : request.captured_sizes)
     if (rows <= running) most = std::max(most, rows);

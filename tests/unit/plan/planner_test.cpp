@@ -115,6 +115,15 @@ TEST_CASE("plan: captured sizes of one's own") {
   CHECK(p.lines[ledger_line::graphs].planned_bytes == 2 * 4 * mib);
 }
 
+TEST_CASE("plan: batches beyond the largest captured one have no graph") {
+  plan_request r;
+  r.max_running = 32;
+  r.most_captured_rows = 6;
+  const auto p = plan_memory(card(24 * gib), large_moe(), r);
+  CHECK(p.captured_sizes == std::vector<int>{1, 2, 4, 6});
+  CHECK(p.lines[ledger_line::graphs].planned_bytes == 4 * 4 * mib);
+}
+
 TEST_CASE("plan: contradictory wishes are refused with the arithmetic") {
   plan_request r;
   r.expert_slots = 5000;
