@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`qwen3-moe plan`: the split of a GPU's memory on paper, with neither a GPU nor weights."""
+import json
+import pathlib
+import shutil
+import tempfile
+import unittest
+
+from support import MODEL, ROOT, main, run
+
+LARGE = ROOT / "examples/qwen3_moe/configs/qwen3.6-35b-a3b.json"
+GIB = 1 << 30
+
+
+class Plan(unittest.TestCase):
+    def test_the_ledger_adds_up(self):
+        code, out, err = run("plan", LARGE, "--vram", "12GiB")
+        self.assertEqual(code, 0, err)
+        for line in ("context", "kernels", "weights", "workspace", "graphs", "recurrent states", "KV pages", "expert slots", "reserve",
+                     "total"):
+            self.assertIn("\n" + line, out)
+        code, out, err = run("plan", LARGE, "--vram", "12GiB", "--json")
+        self.assertEqual(code, 0, err)
+        plan = json.loads(out)
+        self.assertEqual(sum(row["planned_bytes"] for row in plan["lines"]), plan["planned_bytes"])
+        self.assertLessEqual(plan["planned_bytes"], 12 * GIB)
+        self.assertEqual(len(plan["lines"]), 9)
+        self.assertLess(plan["expert_slots"], plan["experts"])
+
+    def test_more_memory_never_means_less(self):
+        before = None
+        for size in ("4GiB", "6GiB", "8GiB", "12GiB", "16GiB", "24GiB", "48GiB"):
+            plan = json.loads(run("plan", LARGE, "--vram", size, "--json")[1])
+            now = [plan[key] for key in ("expert_slots", "kv_pages", "context_tokens", "max_running", "step_tokens")]
+            if before:
+                self.assertTrue(all(a >= b for a, b in zip(now, before)), size)
+            before = now
+
+    def test_headers_alone_are_read(self):
+        """A folder with a config.json and no tensors will do."""
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(LARGE, pathlib.Path(folder) / "config.json")
+            code, out, err = run("plan", folder, "--vram", "12GiB")
+            self.assertEqual(code, 0, err)
+            self.assertIn("warning:", out)
+        self.assertEqual(run("plan", MODEL, "--vram", "2GiB")[0], 0)
+        self.assertEqual(run("plan", "tiny", "--vram", "2GiB")[0], 0)
+
+    def test_wishes(self):
+        wishes = ("--context", 8192, "--max-running", 2, "--expert-slots", 1000)
+        plan = json.loads(run("plan", LARGE, "--vram", "12GiB", *wishes, "--json")[1])
+        self.assertEqual((plan["context_tokens"], plan["max_running"], plan["expert_slots"]), (8192, 2, 1000))
+        half = json.loads(run("plan", LARGE, "--vram", "12GiB", "--kv-fp8", "--json")[1])
+        self.assertLessEqual(half["kv_page_bytes"], 16 * 20480 // 2 + 4096)
+
+    def test_refusals_show_the_arithmetic(self):
+        code, out, err = run("plan", LARGE, "--vram", "3GiB")
+        self.assertEqual((code, out), (2, ""))
+        for part in ("does not fit", "weights", "too few", "It would fit with any one of", "more memory"):
+            self.assertIn(part, err)
+        code, out, _ = run("plan", LARGE, "--vram", "3GiB", "--json")
+        self.assertEqual(code, 2)
+        self.assertGreater(json.loads(out)["missing_bytes"], 0)
+        code, _, err = run("plan", LARGE, "--vram", "12GiB", "--expert-slots", "6000", "--kv-bytes", "4GiB")
+        self.assertEqual(code, 2)
+        self.assertIn("6000 of 10240 experts", err)
+
+    def test_bad_usage_is_two_and_one_sentence(self):
+        for arguments in ((), (LARGE,), (LARGE, "--vram", "12XB"), (LARGE, "--vram", "0"), ("no-such-model", "--vram", "1GiB"),
+                          (LARGE, "--vram", "12GiB", "--kv-bytes", "-1"), (LARGE, "--vram", "12GiB", "--context", "300000"),
+                          (LARGE, "--vram", "12GiB", "--expert-slots", "99999")):
+            with self.subTest(arguments=arguments):
+                code, out, err = run("plan", *arguments)
+                self.assertEqual((code, out), (2, ""), err)
+                self.assertEqual(err.count("\n"), 1, err)
+                self.assertTrue(err.startswith("qwen3-moe: "), err)
+
+
+if __name__ == "__main__":
+    main()
