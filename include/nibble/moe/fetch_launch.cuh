@@ -11,18 +11,7 @@
 namespace nibble::moe {
 
 template <fetch_policy P>
-inline constexpr auto fetch_kernel_of = &fetch_by_bulk<P.stages, P.chunk_bytes>;
-template <fetch_policy P>
-requires(P.path == fetch_path::loads) inline constexpr auto fetch_kernel_of<P> = &fetch_by_loads<P.warps>;
-
-[[nodiscard]] constexpr int fetch_threads(const fetch_policy& p) {
-  return p.path == fetch_path::loads ? 32 * p.warps : 32;
-}
-[[nodiscard]] constexpr std::size_t fetch_shared_bytes(const fetch_policy& p) {
-  return p.path == fetch_path::loads
-             ? 0
-             : static_cast<std::size_t>(p.stages) * static_cast<std::size_t>(p.chunk_bytes);
-}
+inline constexpr auto fetch_kernel_of = &fetch_experts<P.warps, P.wide>;
 
 /// Copies what the list names. The list may come from the kernel just before; the slots must not be in use by
 /// anything that runs beside it. Costs a chained launch when the list is empty.
@@ -38,8 +27,8 @@ status launch_fetch_with(const fetch_params& p, const launch_options& options) {
   if (p.slot_bytes == 0 || p.slot_bytes % 128 != 0 || p.first_byte % 128 != 0 || p.bytes == 0 ||
       p.bytes % 16 != 0 || p.first_byte > p.slot_bytes || p.bytes > p.slot_bytes - p.first_byte)
     return status::invalid(where, "the piece of a slot is not within it or not aligned");
-  return launch(fetch_kernel_of<P>, dim3(static_cast<unsigned>(P.blocks)), fetch_threads(P),
-                fetch_shared_bytes(P), options, where, p);
+  return launch(fetch_kernel_of<P>, dim3(static_cast<unsigned>(P.blocks)), 32 * P.warps, 0, options, where,
+                p);
 }
 
 /// The policy that measured best.
@@ -53,7 +42,7 @@ struct fetch_family {
   template <class Visit>
   static status for_each_kernel(Visit&& visit) {
     constexpr fetch_policy p = select_fetch();
-    return visit(fetch_kernel_of<p>, fetch_threads(p), fetch_shared_bytes(p), "fetch_experts");
+    return visit(fetch_kernel_of<p>, 32 * p.warps, std::size_t{0}, "fetch_experts");
   }
   static status launch(const params& p, const launch_options& options) {
     return launch_fetch_with<select_fetch()>(p, options);

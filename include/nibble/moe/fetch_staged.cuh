@@ -58,14 +58,14 @@ __device__ inline bool wait_for_ring(const staged_fetch_params& p, std::uint32_t
 
 }  // namespace detail
 
-/// As fetch_by_loads; entries from `locked` on come through the ring, in the order of the list.
+/// As fetch_experts; entries from `locked` on come through the ring, in the order of the list.
 template <int Warps>
 __global__ __launch_bounds__(32 * Warps) void fetch_staged(const __grid_constant__ staged_fetch_params p) {
-  constexpr int each = 8, chunk = each * 512;
   __shared__ bool there;
-  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
   const std::size_t bytes = p.fetch.bytes;
-  const auto chunks = static_cast<unsigned>((bytes + chunk - 1) / chunk);
+  const auto chunks =
+      static_cast<unsigned>((bytes + detail::fetch_chunk_bytes - 1) / detail::fetch_chunk_bytes);
   device::wait_for_previous_grid();
   device::let_next_grid_start();
   const int entries = p.fetch.list[0];
@@ -101,16 +101,9 @@ __global__ __launch_bounds__(32 * Warps) void fetch_staged(const __grid_constant
     if (!staged || there)
       for (unsigned u = blockIdx.x * Warps + static_cast<unsigned>(warp); u < chunks;
            u += gridDim.x * Warps) {
-        const std::size_t begin = static_cast<std::size_t>(u) * chunk + 16 * static_cast<std::size_t>(lane);
-        uint4 v[each];
-#pragma unroll
-        for (int i = 0; i < each; ++i)
-          if (begin + 512 * i < bytes)
-            v[i] = staged ? detail::load_ring(from + begin + 512 * i)
-                          : detail::load_host(from + begin + 512 * i);
-#pragma unroll
-        for (int i = 0; i < each; ++i)
-          if (begin + 512 * i < bytes) *reinterpret_cast<uint4*>(to + begin + 512 * i) = v[i];
+        detail::copy_chunk(from, to, bytes, u, [&](const void* at) {
+          return staged ? detail::load_ring(at) : detail::load_host(at);
+        });
       }
     if (staged) {
       __syncthreads();  // everybody has read; `there` may change

@@ -9,18 +9,12 @@
 
 namespace nibble::moe {
 
-/// How one launch copies.
-enum class fetch_path : int {
-  loads,  ///< 16-byte loads and stores of every thread; any device
-  bulk,   ///< bulk copies through shared memory, one thread a block; sm_90 and later
-};
-
+/// Warps in all, each with 4 KiB under way: more of them fill the link sooner, and take more of the
+/// multiprocessors from whatever runs beside.
 struct fetch_policy {
-  fetch_path path = fetch_path::loads;
-  int blocks = 16;
-  int warps = 8;           ///< loads
-  int stages = 4;          ///< bulk: chunks in flight a block
-  int chunk_bytes = 8192;  ///< bulk
+  int blocks = 32;
+  int warps = 8;
+  bool wide = false;  ///< asks the L2 cache to read ahead to 256 bytes
 
   friend constexpr bool operator==(const fetch_policy&, const fetch_policy&) = default;
 };

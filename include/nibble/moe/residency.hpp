@@ -33,11 +33,18 @@ struct place_request {
   place_mode mode = place_mode::decode;
   bool new_step = false;
   std::uint32_t ticks = default_ticks;
-  int limit = 0;
-  int keep_layer = -1;
-  std::span<const std::int32_t> keep_ids;
-  bool keep_whole_layer = false;
-  std::span<const fetch_entry> guesses;  ///< what the placement ahead of this layer brought
+  bool ahead = false;  ///< with guesses for the layer after
+  std::span<const std::int32_t> ahead_ids;
+  bool ahead_whole_layer = false;
+  int ahead_row = 1, ahead_limit = 0;
+  std::span<const fetch_entry> guesses, recent;
+  bool drop_guesses = false;
+};
+
+/// What to fetch.
+struct placement {
+  std::vector<fetch_entry> demand, ahead;
+  std::uint32_t came_true = 0;  ///< a bit for each of the first 32 guesses
 };
 
 class host_residency {
@@ -131,82 +138,98 @@ class host_residency {
         forget_slot(e.slot);
   }
 
-  /// Decides and rewrites the tables. \return what to fetch
-  std::vector<fetch_entry> place(const place_request& request) {
+  /// Decides and rewrites the tables.
+  placement place(const place_request& request) {
     const auto experts = static_cast<std::size_t>(shape_.experts);
-    const bool ahead = request.mode == place_mode::ahead, decode = request.mode == place_mode::decode;
-    const std::size_t base = static_cast<std::size_t>(request.layer) * experts;
-    std::vector<char> chosen(experts, request.whole_layer), kept(expert_of_.size(), 0);
-    std::vector<std::size_t> order(experts, SIZE_MAX);
-    if (!request.whole_layer)
-      for (std::size_t i = 0; i < request.ids.size(); ++i) {
-        const std::int32_t id = request.ids[i];
-        if (id >= 0 && id < shape_.experts) {
-          chosen[static_cast<std::size_t>(id)] = 1;
-          order[static_cast<std::size_t>(id)] = std::min(order[static_cast<std::size_t>(id)], i);
-        } else if (id != -1 && !ahead) {
-          ++counts_.bad_ids;
-        }
-      }
-    if (request.keep_layer >= 0) {
-      const auto keep = [&](std::size_t id) {
-        const int slot = slot_of_[static_cast<std::size_t>(request.keep_layer) * experts + id];
-        if (slot >= 0) kept[static_cast<std::size_t>(slot)] = 1;
-      };
-      if (request.keep_whole_layer)
-        for (std::size_t id = 0; id < experts; ++id) keep(id);
-      for (const std::int32_t id : request.keep_ids)
-        if (id >= 0 && id < shape_.experts) keep(static_cast<std::size_t>(id));
-    }
+    const bool decode = request.mode == place_mode::decode;
+    const std::size_t base = static_cast<std::size_t>(request.layer) * experts, next = base + experts;
+    std::vector<char> kept(expert_of_.size(), 0);
+    const auto keep = [&](int slot) {
+      if (slot >= 0) kept[static_cast<std::size_t>(slot)] = 1;
+    };
+    const std::vector<char> chosen = set_of(request.ids, request.whole_layer, &counts_.bad_ids);
+    const std::vector<char> likely = request.ahead
+                                         ? set_of(request.ahead_ids, request.ahead_whole_layer, nullptr)
+                                         : std::vector<char>(experts, 0);
     if (request.new_step) tick(request.ticks);
-    std::vector<std::size_t> missing;
-    std::size_t asked = 0;
+    placement out;
+    for (std::size_t i = 0; i < request.guesses.size(); ++i) {
+      const fetch_entry& guess = request.guesses[i];
+      if (chosen[static_cast<std::size_t>(guess.number) - base]) {
+        ++counts_.ahead_used;
+        if (i < 32) out.came_true |= 1u << i;
+      } else if (request.drop_guesses && slot_of_[static_cast<std::size_t>(guess.number)] == guess.slot) {
+        forget_slot(guess.slot);
+      }
+      if (request.drop_guesses) keep(guess.slot);
+    }
+    for (const fetch_entry& e : request.recent) keep(e.slot);
+    std::vector<std::int32_t> missing;
     for (std::size_t id = 0; id < experts; ++id) {
       if (!chosen[id]) continue;
-      ++asked;
       const int slot = slot_of_[base + id];
       if (slot < 0) {
-        missing.push_back(id);
+        missing.push_back(static_cast<std::int32_t>(base + id));
+        ++counts_.misses;
         continue;
       }
-      kept[static_cast<std::size_t>(slot)] = 1;
+      keep(slot);
+      ++counts_.hits;
       if (decode)
         slot_key_[static_cast<std::size_t>(slot)] = worth_[base + id] = worth_used(worth_[base + id], clock_);
     }
-    if (!ahead) {
-      counts_.hits += asked - missing.size();
-      counts_.misses += missing.size();
-      for (const fetch_entry& guess : request.guesses) {
-        const auto id = static_cast<std::size_t>(guess.number) - base;
-        if (id < experts && chosen[id]) ++counts_.ahead_used;
-      }
+    std::vector<std::int32_t> guessed;
+    if (request.ahead) {
+      for (std::size_t id = 0; id < experts; ++id)
+        if (likely[id]) keep(slot_of_[next + id]);
+      for (const std::int32_t id : candidates(request))
+        if (slot_of_[next + static_cast<std::size_t>(id)] < 0 &&
+            static_cast<int>(guessed.size()) < request.ahead_limit)
+          guessed.push_back(static_cast<std::int32_t>(next) + id);
     }
-    if (ahead) {
-      if (!request.whole_layer)
-        std::sort(missing.begin(), missing.end(),
-                  [&](std::size_t a, std::size_t b) { return order[a] < order[b]; });
-      missing.resize(std::min(missing.size(), static_cast<std::size_t>(std::max(0, request.limit))));
-    }
-    const std::vector<int> victims = least_worthy(kept, missing.size());
-    if (!ahead) counts_.unplaced += missing.size() - victims.size();
-    std::vector<fetch_entry> out;
+    const std::vector<int> victims = least_worthy(kept, missing.size() + guessed.size());
+    for (const int slot : victims) forget_slot(slot);
     for (std::size_t i = 0; i < victims.size(); ++i) {
-      const auto number = static_cast<std::int32_t>(base + missing[i]);
+      const bool demanded = i < missing.size();
+      const std::int32_t number = demanded ? missing[i] : guessed[i - missing.size()];
       std::uint32_t& worth = worth_[static_cast<std::size_t>(number)];
-      if (decode) worth = worth_used(worth, clock_);
-      forget_slot(victims[i]);
+      if (demanded && decode) worth = worth_used(worth, clock_);
       put(number, victims[i],
-          worth == worth_protected || decode      ? worth
-          : request.mode == place_mode::streaming ? worth_streamed
-                                                  : std::max(worth, worth_least));
-      out.push_back({number, victims[i]});
+          decode || worth == worth_protected ? std::max(worth, worth_least) : worth_streamed);
+      (demanded ? out.demand : out.ahead).push_back({number, victims[i]});
     }
-    counts_.placed += out.size();
-    if (ahead) counts_.ahead += out.size();
+    counts_.unplaced += missing.size() - out.demand.size();
+    counts_.placed += victims.size();
+    counts_.ahead += out.ahead.size();
     return out;
   }
 
  private:
+  [[nodiscard]] std::vector<char> set_of(std::span<const std::int32_t> ids, bool whole,
+                                         std::uint64_t* bad) const {
+    std::vector<char> out(static_cast<std::size_t>(shape_.experts), whole);
+    if (whole) return out;
+    for (const std::int32_t id : ids)
+      if (id >= 0 && id < shape_.experts)
+        out[static_cast<std::size_t>(id)] = 1;
+      else if (id != -1 && bad != nullptr)
+        ++*bad;
+    return out;
+  }
+  /// Ids worth a guess, likeliest first, each once.
+  [[nodiscard]] std::vector<std::int32_t> candidates(const place_request& request) const {
+    std::vector<std::int32_t> out;
+    if (request.ahead_whole_layer) {
+      for (std::int32_t id = 0; id < shape_.experts; ++id) out.push_back(id);
+      return out;
+    }
+    const auto row = static_cast<std::size_t>(request.ahead_row), rows = request.ahead_ids.size() / row;
+    for (std::size_t i = 0; i < std::min(request.ahead_ids.size(), std::size_t{most_guess_candidates}); ++i)
+      if (const std::int32_t id = request.ahead_ids[i % rows * row + i / rows];
+          id >= 0 && id < shape_.experts && std::find(out.begin(), out.end(), id) == out.end())
+        out.push_back(id);
+    return out;
+  }
   void put(std::int32_t number, int slot, std::uint32_t key) {
     slot_of_[static_cast<std::size_t>(number)] = slot;
     expert_of_[static_cast<std::size_t>(slot)] = number;

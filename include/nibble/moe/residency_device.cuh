@@ -95,7 +95,7 @@ class device_residency {
     write(v.slot_scales, std::span<const float>(slot_scales), stream);
     write(v.clock, std::span(&now, 1), stream);
     write(v.counts, std::span(&zero, 1), stream);
-    require(runtime_status(cudaMemsetAsync(v.lists, 0, layout_.hit_slots - layout_.lists, stream), where,
+    require(runtime_status(cudaMemsetAsync(v.lists, 0, layout_.bytes - layout_.lists, stream), where,
                            "the lists were not cleared"));
     wait(stream);
   }

@@ -19,10 +19,13 @@ __device__ __forceinline__ std::uint32_t load_word(const void* p) {
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
-
+__device__ __forceinline__ void post(std::uint32_t* p, std::uint32_t v) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 __device__ __forceinline__ void add_count(std::uint64_t& count, unsigned by) {
   atomicAdd(reinterpret_cast<unsigned long long*>(&count), static_cast<unsigned long long>(by));
 }
+__device__ __forceinline__ unsigned lanes_below() { return (1u << (threadIdx.x & 31u)) - 1u; }
 
 /// Sum over a block; every thread gets it. `room` is [2][32], `turn` alternates from call to call.
 template <int Threads>
@@ -35,6 +38,137 @@ __device__ __forceinline__ unsigned block_sum(unsigned value, unsigned (*room)[3
   return __reduce_add_sync(0xFFFF'FFFFu, lane < warps ? room[turn][lane] : 0u);
 }
 
+/// What the choice of slots works in.
+template <int Threads, int Rounds>
+struct victim_room {
+  static constexpr int warps = Threads / 32;
+  std::uint32_t keys[2][32];
+  int slots[2][32];
+  unsigned sums[2][32];
+  unsigned below[Rounds * warps], equal[Rounds * warps];
+  int victims[2 * Threads];
+};
+
+/// The few slots of least key, one after the other. Slot r · Threads + thread has key[r]; ties go to the
+/// lower slot. victims[0 … count - 1] ascend. \return how many there were
+template <int Threads, int Rounds>
+__device__ __forceinline__ int pick_few(std::uint32_t (&key)[Rounds], int wanted,
+                                        victim_room<Threads, Rounds>& room) {
+  constexpr int warps = Threads / 32;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
+  std::uint32_t mine = worth_protected;
+  int my_slot = INT32_MAX;
+  const auto look = [&] {
+    mine = worth_protected, my_slot = INT32_MAX;
+#pragma unroll
+    for (int r = 0; r < Rounds; ++r)
+      if (key[r] < mine) mine = key[r], my_slot = r * Threads + thread;
+  };
+  const auto show = [&](int turn) {
+    const std::uint32_t least = __reduce_min_sync(0xFFFF'FFFFu, mine);
+    const int slot = __reduce_min_sync(0xFFFF'FFFFu, mine == least ? my_slot : INT32_MAX);
+    if (lane == 0) room.keys[turn][warp] = least, room.slots[turn][warp] = slot;
+  };
+  look();
+  show(0);
+  int count = 0, taken_slot = -1, rank = 0;
+  for (int turn = 0; count < wanted; ++count, turn ^= 1) {
+    __syncthreads();
+    const std::uint32_t key_of = lane < warps ? room.keys[turn][lane] : worth_protected;
+    const std::uint32_t least = __reduce_min_sync(0xFFFF'FFFFu, key_of);
+    if (least == worth_protected) break;
+    const int slot =
+        __reduce_min_sync(0xFFFF'FFFFu, lane < warps && key_of == least ? room.slots[turn][lane] : INT32_MAX);
+    // The order of the slots: lane c of every warp keeps slot number c and counts the smaller ones.
+    if (lane < count && slot < taken_slot) ++rank;
+    const unsigned smaller = __ballot_sync(0xFFFF'FFFFu, lane < count && taken_slot < slot);
+    if (lane == count) taken_slot = slot, rank = __popc(smaller);
+    const bool here = (slot % Threads) >> 5 == warp;
+    if (here) {
+      if (slot % Threads == thread) {
+#pragma unroll
+        for (int r = 0; r < Rounds; ++r)
+          if (r * Threads + thread == slot) key[r] = worth_protected;
+        look();
+      }
+      show(turn ^ 1);
+    } else if (lane == 0) {
+      room.keys[turn ^ 1][warp] = room.keys[turn][warp], room.slots[turn ^ 1][warp] = room.slots[turn][warp];
+    }
+  }
+  if (warp == 0 && lane < count) room.victims[rank] = taken_slot;
+  __syncthreads();
+  return count;
+}
+
+/// The same for any number: finds the key that so many are at or below, then takes those below and the first
+/// of those at it.
+template <int Threads, int Rounds>
+__device__ __forceinline__ int pick_many(const std::uint32_t (&key)[Rounds], int wanted,
+                                         victim_room<Threads, Rounds>& room) {
+  constexpr int warps = Threads / 32;
+  constexpr std::uint32_t taken = worth_protected;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
+  std::uint32_t low = taken, high = 0;
+  unsigned open = 0;
+#pragma unroll
+  for (int r = 0; r < Rounds; ++r)
+    if (key[r] != taken) {
+      low = min(low, key[r]), high = max(high, key[r]);
+      ++open;
+    }
+  low = __reduce_min_sync(0xFFFF'FFFFu, low), high = __reduce_max_sync(0xFFFF'FFFFu, high);
+  if (lane == 0) room.keys[0][warp] = low, room.keys[1][warp] = high;
+  wanted = min(wanted, static_cast<int>(block_sum<Threads>(open, room.sums, 1)));
+  if (wanted == 0) return 0;
+  low = __reduce_min_sync(0xFFFF'FFFFu, lane < warps ? room.keys[0][lane] : taken);
+  high = __reduce_max_sync(0xFFFF'FFFFu, lane < warps ? room.keys[1][lane] : 0u);
+  for (int turn = 0; low < high; turn ^= 1) {
+    const std::uint32_t middle = low + (high - low) / 2;
+    unsigned count = 0;
+#pragma unroll
+    for (int r = 0; r < Rounds; ++r) count += key[r] <= middle ? 1 : 0;
+    if (static_cast<int>(block_sum<Threads>(count, room.sums, turn)) >= wanted)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+#pragma unroll
+  for (int r = 0; r < Rounds; ++r) {
+    const unsigned below = __ballot_sync(0xFFFF'FFFFu, key[r] < low);
+    const unsigned equal = __ballot_sync(0xFFFF'FFFFu, key[r] == low);
+    if (lane == 0) room.below[r * warps + warp] = __popc(below), room.equal[r * warps + warp] = __popc(equal);
+  }
+  __syncthreads();
+  // Running sums over (round, warp), which is the order of slots; packed, 16 bits each.
+  const bool counts = thread < Rounds * warps;
+  const unsigned packed = counts ? room.below[thread] | room.equal[thread] << 16 : 0;
+  unsigned sum = packed;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const unsigned other = __shfl_up_sync(0xFFFF'FFFFu, sum, d);
+    if (lane >= d) sum += other;
+  }
+  if (lane == 31) room.sums[0][warp] = sum;
+  __syncthreads();
+  sum += __reduce_add_sync(0xFFFF'FFFFu, lane < warp ? room.sums[0][lane] : 0u) - packed;
+  if (counts) room.below[thread] = sum & 0xFFFFu, room.equal[thread] = sum >> 16;
+  if (thread == Threads - 1) room.sums[1][0] = (sum + packed) & 0xFFFFu;  // all that are below
+  __syncthreads();
+  const int from_equal = wanted - static_cast<int>(room.sums[1][0]);
+#pragma unroll
+  for (int r = 0; r < Rounds; ++r) {
+    const unsigned below = __ballot_sync(0xFFFF'FFFFu, key[r] < low);
+    const unsigned equal = __ballot_sync(0xFFFF'FFFFu, key[r] == low);
+    const int lesser = static_cast<int>(room.below[r * warps + warp]) + __popc(below & lanes_below());
+    const int same = static_cast<int>(room.equal[r * warps + warp]) + __popc(equal & lanes_below());
+    if (key[r] < low || (key[r] == low && same < from_equal))
+      room.victims[lesser + min(same, from_equal)] = r * Threads + thread;
+  }
+  __syncthreads();
+  return wanted;
+}
+
 }  // namespace detail
 
 /// \tparam Threads at least as many as a layer has experts  \tparam Rounds slots a thread looks after
@@ -42,72 +176,92 @@ template <int Threads, int Rounds>
 __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constant__ place_params p,
                                                             int experts, int total) {
   constexpr int warps = Threads / 32;
-  constexpr std::uint32_t taken = worth_protected;
-  static_assert(Threads % 32 == 0 && Threads <= 1024 && Rounds * warps <= 1024);
-  __shared__ std::uint32_t chosen[32], kept[1024];
-  __shared__ unsigned sums[2][32];
-  __shared__ std::uint32_t lows[32], highs[32];
-  __shared__ unsigned below[Rounds * warps], equal[Rounds * warps];
-  __shared__ int order[Threads], victims[Threads];
+  static_assert(Threads % 32 == 0 && Threads <= 1024 && Rounds * warps <= Threads);
+  __shared__ std::uint32_t chosen[32], likely[32], guessed[32], kept[Rounds * warps];
+  __shared__ int next_slots[Threads];
+  __shared__ unsigned came_true, missing_in[32], likely_in[32];
+  __shared__ detail::victim_room<Threads, Rounds> room;
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
   const residency_view& s = p.state;
   const int number = p.layer * experts + thread;
-  const bool an_expert = thread < experts;
+  const bool an_expert = thread < experts, ahead = p.ahead_list != nullptr;
 
   std::uint32_t key[Rounds], worth = worth_never, now = 0;
-  int slot = -1, guess = -1;
+  float scales[3] = {};
+  int slot = -1, next_slot = -1, guess = -1, guess_slot = -1, recent_slot = -1;
+  constexpr bool scales_early = Rounds <= 24;  // beyond, registers are short
+  const auto read_scales = [&] {
+#pragma unroll
+    for (int i = 0; i < 3; ++i)
+      scales[i] = __uint_as_float(detail::load_word(s.expert_scales + 3 * number + i));
+  };
   const auto read_tables = [&] {
     if (an_expert) {
       slot = static_cast<int>(detail::load_word(s.slot_of + number));
       worth = detail::load_word(s.worth + number);
+      if constexpr (scales_early) read_scales();
+      if (ahead) next_slot = static_cast<int>(detail::load_word(s.slot_of + number + experts));
     }
     now = detail::load_word(s.clock);
-    if (p.guesses != nullptr && an_expert)
-      guess = static_cast<int>(detail::load_word(p.guesses + 4 + 2 * thread));
-    if (p.guesses != nullptr && thread >= static_cast<int>(detail::load_word(p.guesses))) guess = -1;
+    if (p.guesses != nullptr && an_expert && thread < static_cast<int>(detail::load_word(p.guesses))) {
+      guess = static_cast<int>(detail::load_word(p.guesses + 4 + 2 * thread)) - p.layer * experts;
+      guess_slot = static_cast<int>(detail::load_word(p.guesses + 5 + 2 * thread));
+    }
+    if (p.recent != nullptr && an_expert && thread < static_cast<int>(detail::load_word(p.recent)))
+      recent_slot = static_cast<int>(detail::load_word(p.recent + 5 + 2 * thread));
 #pragma unroll
     for (int r = 0; r < Rounds; ++r) {
       const int at = r * Threads + thread;
-      key[r] = at < s.slot_count ? detail::load_word(s.slot_key + at) : taken;
+      key[r] = at < s.slot_count ? detail::load_word(s.slot_key + at) : worth_protected;
     }
   };
   if (p.tables_settled) read_tables();
-  if (thread < 32) chosen[thread] = 0;
-  for (int i = thread; i < 1024; i += Threads) kept[i] = 0;
-  order[thread] = INT32_MAX;
+  if (thread < 32) chosen[thread] = 0, likely[thread] = 0, guessed[thread] = 0;
+  if (thread == 0) came_true = 0;
+  for (int i = thread; i < Rounds * warps; i += Threads) kept[i] = 0;
   __syncthreads();
   device::wait_for_previous_grid();
   device::let_next_grid_start();
   if (!p.tables_settled) read_tables();
 
-  // Which experts are asked for.
-  const bool ahead = p.mode == place_mode::ahead;
+  // Which experts are asked for, and which may be next.
+  const auto keep = [&](int at) {
+    if (at >= 0 && at < s.slot_count) atomicOr(&kept[at >> 5], 1u << (at & 31));
+  };
+  if (slot >= s.slot_count) slot = -1;
+  if (next_slot >= s.slot_count) next_slot = -1;
+  next_slots[thread] = next_slot;
   if (p.ids == nullptr) {
     if (an_expert) atomicOr(&chosen[warp], 1u << lane);
   } else {
     unsigned bad = 0;
     for (int i = thread; i < p.assignments; i += Threads) {
       const int id = p.ids[i];
-      if (id >= 0 && id < experts) {
+      if (id >= 0 && id < experts)
         atomicOr(&chosen[id >> 5], 1u << (id & 31));
-        if (ahead) atomicMin(&order[id], i);
-      } else if (id != -1) {
+      else if (id != -1)
         ++bad;
-      }
     }
-    if (bad != 0 && !ahead) detail::add_count(s.counts->bad_ids, bad);
+    if (bad != 0) detail::add_count(s.counts->bad_ids, bad);
   }
-  // What another layer is computing with.
-  if (p.keep_layer >= 0) {
-    const std::int32_t* row = s.slot_of + p.keep_layer * experts;
-    const int count = p.keep_ids == nullptr ? experts : p.keep_assignments;
-    for (int i = thread; i < count; i += Threads) {
-      const int id = p.keep_ids == nullptr ? i : p.keep_ids[i];
-      const int at = id >= 0 && id < experts ? row[id] : -1;
-      if (at >= 0 && at < s.slot_count) atomicOr(&kept[at >> 5], 1u << (at & 31));
+  int candidate = -1;
+  if (ahead) {
+    if (p.ahead_ids == nullptr) {
+      if (an_expert) atomicOr(&likely[warp], 1u << lane);
+    } else {
+      // Lane i of every warp has candidate i: the likeliest of every row, then every second likeliest …
+      const int rows = p.ahead_assignments / p.ahead_row;
+      if (lane < p.ahead_assignments) candidate = p.ahead_ids[lane % rows * p.ahead_row + lane / rows];
+      for (int i = thread; i < p.ahead_assignments; i += Threads)
+        if (const int id = p.ahead_ids[i]; id >= 0 && id < experts)
+          atomicOr(&likely[id >> 5], 1u << (id & 31));
     }
   }
-  if (slot >= s.slot_count) slot = -1;  // the pool shrank below it
+  if (guess >= 0 && guess < experts) {
+    atomicOr(&guessed[guess >> 5], 1u << (guess & 31));
+    if (p.drop_guesses) keep(guess_slot);
+  }
+  keep(recent_slot);
   __syncthreads();
 
   if (p.new_step) {
@@ -127,152 +281,122 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
     if (thread == 0) *s.clock = now;
   }
 
-  const bool mine = an_expert && (chosen[warp] >> lane & 1u) != 0;
-  bool missing = mine && slot < 0;
+  const auto bit = [&](const std::uint32_t* set) { return an_expert && (set[warp] >> lane & 1u) != 0; };
+  const bool mine = bit(chosen), missing = mine && slot < 0;
   if (mine && slot >= 0) {
-    atomicOr(&kept[slot >> 5], 1u << (slot & 31));
+    keep(slot);
     if (p.mode == place_mode::decode) {
       worth = worth_used(worth, now);
       s.worth[number] = worth;
       s.slot_key[slot] = worth;
     }
+  } else if (p.drop_guesses && slot >= 0 && bit(guessed)) {
+    s.slot_of[number] = -1, s.expert_of[slot] = -1, s.slot_key[slot] = worth_never;
   }
-  if (guess >= 0 && !ahead) {
-    const int id = guess - p.layer * experts;
-    if (id >= 0 && id < experts && (chosen[id >> 5] >> (id & 31) & 1u) != 0)
-      detail::add_count(s.counts->ahead_used, 1);
-  }
+  if (guess >= 0 && guess < experts && (chosen[guess >> 5] >> (guess & 31) & 1u) != 0)
+    atomicOr(&came_true, thread < 32 ? 1u << thread : 0u), detail::add_count(s.counts->ahead_used, 1);
+  const bool next_missing = ahead && bit(likely) && next_slot < 0;
+  if (ahead && bit(likely)) keep(next_slot);
   const unsigned missing_lanes = __ballot_sync(0xFFFF'FFFFu, missing);
-  const unsigned both = detail::block_sum<Threads>(
-      lane == 0 ? __popc(missing_lanes) << 16 | __popc(an_expert || warp * 32 < experts ? chosen[warp] : 0u)
-                : 0u,
-      sums, 0);
-  const int misses = static_cast<int>(both >> 16), asked = static_cast<int>(both & 0xFFFFu);
-  if (p.split_views && an_expert) {
-    s.hit_slots[thread] = mine ? slot : -1;
-    if (!missing) s.missed_slots[thread] = -1;
+  const unsigned next_lanes = __ballot_sync(0xFFFF'FFFFu, next_missing);
+  if (lane == 0) {
+    missing_in[warp] = static_cast<unsigned>(__popc(missing_lanes)) << 16 |
+                       (warp * 32 < experts ? static_cast<unsigned>(__popc(chosen[warp])) : 0u);
+    likely_in[warp] = static_cast<unsigned>(__popc(next_lanes));
   }
-  if (thread == 0 && !ahead) {
+  __syncthreads();
+  const unsigned both = __reduce_add_sync(0xFFFF'FFFFu, lane < warps ? missing_in[lane] : 0u);
+  const int misses = static_cast<int>(both >> 16), asked = static_cast<int>(both & 0xFFFFu);
+  if (thread == 0) {
     detail::add_count(s.counts->hits, static_cast<unsigned>(asked - misses));
     if (misses > 0) detail::add_count(s.counts->misses, static_cast<unsigned>(misses));
-  }
-  int wanted = ahead && misses > p.limit ? p.limit : misses;
-  if (wanted <= 0) {
-    if (thread == 0) p.list[0] = 0;
-    return;
+    if (p.guesses != nullptr) p.guesses[1] = static_cast<int>(came_true);
   }
 
-  // The rank of a missing expert: by id; ahead, by how likely it is.
-  int rank = __popc(missing_lanes & ((1u << lane) - 1));
-  for (int w = 0; w < warp; ++w) rank += static_cast<int>(sums[0][w] >> 16);
-  if (ahead && p.ids != nullptr) {
-    if (!missing) order[thread] = INT32_MAX;
-    __syncthreads();
-    rank = 0;
-    if (missing)
-      for (int e = 0; e < experts; ++e) rank += order[e] < order[thread] ? 1 : 0;
-  }
-
-  // The `wanted` slots of least key: T is the smallest key with so many slots at or below it.
-  std::uint32_t low = taken, high = 0;
-  unsigned open = 0;
-#pragma unroll
-  for (int r = 0; r < Rounds; ++r) {
-    if ((kept[r * warps + warp] >> lane & 1u) != 0) key[r] = taken;
-    if (key[r] != taken) {
-      low = min(low, key[r]), high = max(high, key[r]);
-      ++open;
-    }
-  }
-  low = __reduce_min_sync(0xFFFF'FFFFu, low), high = __reduce_max_sync(0xFFFF'FFFFu, high);
-  if (lane == 0) lows[warp] = low, highs[warp] = high;
-  const int room = static_cast<int>(detail::block_sum<Threads>(open, sums, 1));
-  low = __reduce_min_sync(0xFFFF'FFFFu, lane < warps ? lows[lane] : taken);
-  high = __reduce_max_sync(0xFFFF'FFFFu, lane < warps ? highs[lane] : 0u);
-  if (room < wanted) {
-    if (thread == 0 && !ahead) detail::add_count(s.counts->unplaced, static_cast<unsigned>(wanted - room));
-    wanted = room;
-  }
-  for (int turn = 0; low < high; turn ^= 1) {
-    const std::uint32_t middle = low + (high - low) / 2;
-    unsigned count = 0;
-#pragma unroll
-    for (int r = 0; r < Rounds; ++r) count += key[r] <= middle ? 1 : 0;
-    if (static_cast<int>(detail::block_sum<Threads>(count, sums, turn)) >= wanted)
-      high = middle;
-    else
-      low = middle + 1;
-  }
-
-  // Those below T, and of those at T the first by number.
-  unsigned below_lanes[Rounds], equal_lanes[Rounds];
-#pragma unroll
-  for (int r = 0; r < Rounds; ++r) {
-    below_lanes[r] = __ballot_sync(0xFFFF'FFFFu, key[r] < low);
-    equal_lanes[r] = __ballot_sync(0xFFFF'FFFFu, key[r] == low && low != taken);
-    if (lane == 0) {
-      below[r * warps + warp] = __popc(below_lanes[r]);
-      equal[r * warps + warp] = __popc(equal_lanes[r]);
-    }
-  }
-  __syncthreads();
-  {
-    // Running sums over (round, warp), which is the order of slots; packed, 16 bits each.
-    unsigned packed = 0;
-    if (thread < Rounds * warps) packed = below[thread] | equal[thread] << 16;
-    unsigned sum = packed;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const unsigned other = __shfl_up_sync(0xFFFF'FFFFu, sum, d);
-      if (lane >= d) sum += other;
-    }
-    if (lane == 31) sums[0][warp] = sum;
-    __syncthreads();
-    unsigned before = lane < warp ? sums[0][lane] : 0u;
-    before = __reduce_add_sync(0xFFFF'FFFFu, before);
-    sum += before - packed;
-    if (thread < Rounds * warps) below[thread] = sum & 0xFFFFu, equal[thread] = sum >> 16;
-    if (thread == Threads - 1) lows[0] = (sum + packed) & 0xFFFFu;  // all that are below
-  }
-  __syncthreads();
-  const int from_equal = wanted - static_cast<int>(lows[0]);
-#pragma unroll
-  for (int r = 0; r < Rounds; ++r) {
-    const unsigned before = (1u << lane) - 1;
-    const int lesser = static_cast<int>(below[r * warps + warp]) + __popc(below_lanes[r] & before);
-    const int same = static_cast<int>(equal[r * warps + warp]) + __popc(equal_lanes[r] & before);
-    const bool is_below = (below_lanes[r] >> lane & 1u) != 0, is_equal = (equal_lanes[r] >> lane & 1u) != 0;
-    if (wanted > 0 && (is_below || (is_equal && same < from_equal)))
-      victims[lesser + min(same, from_equal)] = r * Threads + thread;
-  }
-  __syncthreads();
-
-  if (missing && rank < wanted) {
-    const int to = victims[rank], gone = s.expert_of[to];
-    if (gone >= 0 && gone < total && s.slot_of[gone] == to) s.slot_of[gone] = -1;
-    s.slot_of[number] = to;
-    s.expert_of[to] = number;
-#pragma unroll
-    for (int i = 0; i < 3; ++i) s.slot_scales[3 * to + i] = s.expert_scales[3 * number + i];
-    if (p.mode == place_mode::decode) {
-      worth = worth_used(worth, now);
-      s.worth[number] = worth;
-      s.slot_key[to] = worth;
+  // The guesses, in order: rank and expert of mine, and how many there are.
+  int guesses = 0, guess_rank = -1, guess_id = thread;
+  if (ahead) {
+    if (p.ahead_ids == nullptr) {
+      guesses = static_cast<int>(__reduce_add_sync(0xFFFF'FFFFu, lane < warps ? likely_in[lane] : 0u));
+      if (next_missing) {
+        guess_rank = __popc(next_lanes & detail::lanes_below());
+        for (int w = 0; w < warp; ++w) guess_rank += static_cast<int>(likely_in[w]);
+      }
     } else {
-      s.slot_key[to] = worth == worth_protected          ? worth
-                       : p.mode == place_mode::streaming ? worth_streamed
-                                                         : max(worth, worth_least);
+      int id = candidate;
+      if (id < 0 || id >= experts || next_slots[id] >= 0) id = -1;
+      const unsigned same = __match_any_sync(0xFFFF'FFFFu, id);
+      const bool first = id >= 0 && (same & detail::lanes_below()) == 0;
+      const unsigned firsts = __ballot_sync(0xFFFF'FFFFu, first);
+      guesses = __popc(firsts);
+      if (warp == 0 && first) guess_rank = __popc(firsts & detail::lanes_below()), guess_id = id;
     }
-    p.list[4 + 2 * rank] = number;
-    p.list[5 + 2 * rank] = to;
-    if (p.split_views && !ahead) s.missed_slots[thread] = to;
-  } else if (missing && p.split_views && !ahead) {
-    s.missed_slots[thread] = -1;
+    guesses = min(guesses, p.ahead_limit);
+  }
+
+  int places = 0;
+  if (misses + guesses > 0) {
+#pragma unroll
+    for (int r = 0; r < Rounds; ++r)
+      if ((kept[r * warps + warp] >> lane & 1u) != 0) key[r] = worth_protected;
+    places = misses + guesses <= 12 ? detail::pick_few<Threads, Rounds>(key, misses + guesses, room)
+                                    : detail::pick_many<Threads, Rounds>(key, misses + guesses, room);
+  }
+  const int demand = min(misses, places), ahead_count = max(0, places - misses);
+
+  const auto fill = [&](std::int32_t* list, int at, int expert, int to, std::uint32_t new_key) {
+    list[4 + 2 * at] = expert;
+    list[5 + 2 * at] = to;
+    s.slot_of[expert] = to;
+    s.slot_key[to] = new_key;
+  };
+  if (places > 0) {
+    // Who goes out.
+    for (int i = thread; i < places; i += Threads) {
+      const int gone = s.expert_of[room.victims[i]];
+      if (gone >= 0 && gone < total) s.slot_of[gone] = -1;
+    }
+    __syncthreads();
+    if (missing) {
+      int rank = __popc(missing_lanes & detail::lanes_below());
+      for (int w = 0; w < warp; ++w) rank += static_cast<int>(missing_in[w] >> 16);
+      if (rank < demand) {
+        const int to = room.victims[rank];
+        if (p.mode == place_mode::decode) {
+          worth = worth_used(worth, now);
+          s.worth[number] = worth;
+        }
+        const bool stays = p.mode == place_mode::decode || worth == worth_protected;
+        fill(p.list, rank, number, to, stays ? worth : worth_streamed);
+        s.expert_of[to] = number;
+        if constexpr (!scales_early) read_scales();
+#pragma unroll
+        for (int i = 0; i < 3; ++i) s.slot_scales[3 * to + i] = scales[i];
+      }
+    }
+    if (guess_rank >= 0 && guess_rank < ahead_count) {
+      const int expert = (p.layer + 1) * experts + guess_id, to = room.victims[misses + guess_rank];
+      const std::uint32_t known = s.worth[expert];
+      const bool stays = p.mode == place_mode::decode || known == worth_protected;
+      fill(p.ahead_list, guess_rank, expert, to, stays ? max(known, worth_least) : worth_streamed);
+      s.expert_of[to] = expert;
+#pragma unroll
+      for (int i = 0; i < 3; ++i) s.slot_scales[3 * to + i] = s.expert_scales[3 * expert + i];
+    }
   }
   if (thread == 0) {
-    p.list[0] = wanted;
-    detail::add_count(s.counts->placed, static_cast<unsigned>(wanted));
-    if (ahead) detail::add_count(s.counts->ahead, static_cast<unsigned>(wanted));
+    p.list[0] = demand;
+    if (ahead) p.ahead_list[0] = ahead_count;
+    if (misses > places) detail::add_count(s.counts->unplaced, static_cast<unsigned>(misses - places));
+    if (places > 0) detail::add_count(s.counts->placed, static_cast<unsigned>(places));
+    if (ahead_count > 0) detail::add_count(s.counts->ahead, static_cast<unsigned>(ahead_count));
+  }
+  if (p.posted != nullptr) {
+    __syncthreads();
+    if (thread == 0) {
+      __threadfence();
+      detail::post(p.posted, static_cast<std::uint32_t>(p.layer) + 1);
+    }
   }
 }
 

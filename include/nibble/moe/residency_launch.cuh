@@ -18,16 +18,20 @@ template <residency_shape S, residency_policy P>
 status launch_place_with(const place_params& p, const launch_options& options) {
   static constexpr const char* where = "nibble::moe::place_experts";
   static_assert(S.valid(), "residency has at most 1024 experts a layer and 32768 in all");
-  static_assert(S.experts <= P.threads, "a thread looks after each expert of the layer");
+  static_assert(S.experts <= P.threads && S.total() <= 32 * P.threads,
+                "a thread looks after one expert of the layer and at most 32 slots");
   if (p.state.slot_of == nullptr || p.state.slot_key == nullptr || p.state.worth == nullptr ||
       p.list == nullptr)
     return status::invalid(where, "the tables or the list are missing");
   if (p.state.slot_count < 1 || p.state.slot_count > S.total())
     return status::invalid(where, "the pool has between one slot and one for each expert");
-  if (p.layer < 0 || p.layer >= S.layers || p.keep_layer >= S.layers)
-    return status::invalid(where, "there is no such layer");
-  if (p.assignments < 0 || (p.mode == place_mode::ahead && p.limit < 0))
-    return status::invalid(where, "a count is negative");
+  if (p.layer < 0 || p.layer >= S.layers) return status::invalid(where, "there is no such layer");
+  if (p.assignments < 0) return status::invalid(where, "a count is negative");
+  if (p.ahead_list != nullptr &&
+      (p.layer + 1 >= S.layers || p.ahead_limit < 0 || p.ahead_row < 1 || p.ahead_assignments < 0 ||
+       (p.ahead_ids != nullptr &&
+        (p.ahead_assignments % p.ahead_row != 0 || p.ahead_limit > most_guess_candidates))))
+    return status::invalid(where, "guesses are for the layer after, from whole rows of ids, 32 at most");
   return launch(place_kernel_of<S, P>, dim3(1), P.threads, 0, options, where, p, S.experts, S.total());
 }
 

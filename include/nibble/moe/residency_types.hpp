@@ -44,8 +44,8 @@ inline constexpr std::uint32_t worth_protected = 0xFFFF'FFFFu;  ///< once reside
 inline constexpr std::uint32_t clock_start = 1u << 20;
 /// When the clock passes this, every worth is moved down by clock_limit - clock_start.
 inline constexpr std::uint32_t clock_limit = 1u << 31;
-/// Default ticks of a step: the weight of a use halves in worth_octave / ticks = 256 steps.
-inline constexpr std::uint32_t default_ticks = 4;
+/// Default ticks of a step: the weight of a use halves in worth_octave / ticks = 128 steps.
+inline constexpr std::uint32_t default_ticks = 8;
 
 /// 1024 · log₂(1 + 2^(-d / 1024)) within 2 %, in integers: the same on every machine. d = 0 gives 1024.
 [[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::uint32_t worth_added(std::uint32_t d) {
@@ -78,7 +78,6 @@ inline constexpr std::uint32_t default_ticks = 4;
 enum class place_mode : int {
   decode,     ///< what is used gains worth
   streaming,  ///< prefill: no worth is gained, and what comes in is the first to go out again
-  ahead,      ///< a guess for a layer to come: at most `limit`, likeliest first; no worth, no counts of hits
 };
 
 /// What happened so far; only ever added to.
@@ -87,7 +86,7 @@ struct residency_counts {
   std::uint64_t misses = 0;      ///< that were not
   std::uint64_t placed = 0;      ///< brought in, guesses included
   std::uint64_t ahead = 0;       ///< guesses among `placed`
-  std::uint64_t ahead_used = 0;  ///< guesses that the very next placement of their layer asked for
+  std::uint64_t ahead_used = 0;  ///< guesses that came true
   std::uint64_t unplaced = 0;    ///< missing experts for which every slot was taken: the step has failed
   std::uint64_t bad_ids = 0;     ///< ids outside [0, experts) other than -1: the step has failed
   std::uint64_t failed = 0;      ///< experts that a fetch could not deliver: the step has failed
@@ -97,8 +96,9 @@ struct residency_counts {
   friend constexpr bool operator==(const residency_counts&, const residency_counts&) = default;
 };
 
-/// A list of experts to fetch, in device memory: words[0] is the number of entries, entry i is
-/// words[4 + 2i] = expert number, words[5 + 2i] = slot.
+/// A list of experts to fetch, in device memory: words[0] is the number of entries; words[1], in a list of
+/// guesses, has a bit for each entry (of the first 32) that came true; entry i is words[4 + 2i] = expert
+/// number, words[5 + 2i] = slot.
 [[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t fetch_list_words(int experts) {
   return (4 + 2 * static_cast<std::size_t>(experts) + 63) / 64 * 64;
 }
@@ -114,15 +114,14 @@ struct residency_view {
   std::uint32_t* clock = nullptr;        ///< [1]
   residency_counts* counts = nullptr;    ///< [1]
   std::int32_t* lists = nullptr;         ///< [2 · layers][fetch_list_words]: demand lists, then lists ahead
-  std::int32_t* hit_slots = nullptr;     ///< [experts]: slot_of of the last placement's hits, else -1
-  std::int32_t* missed_slots = nullptr;  ///< [experts]: slot_of of what it placed, else -1
+  std::uint32_t* posted = nullptr;       ///< [1]: placements of this step that a fetch_stream may read
+  std::uint32_t* done = nullptr;         ///< [layers]: blocks of it that have brought the layer's experts
   int slot_count = 0;
 
-  [[nodiscard]] NIBBLE_HOST_DEVICE const std::int32_t* demand_list(const residency_shape& s,
-                                                                   int layer) const {
+  [[nodiscard]] NIBBLE_HOST_DEVICE std::int32_t* demand_list(const residency_shape& s, int layer) const {
     return lists + static_cast<std::size_t>(layer) * fetch_list_words(s.experts);
   }
-  [[nodiscard]] NIBBLE_HOST_DEVICE const std::int32_t* ahead_list(const residency_shape& s, int layer) const {
+  [[nodiscard]] NIBBLE_HOST_DEVICE std::int32_t* ahead_list(const residency_shape& s, int layer) const {
     return lists + static_cast<std::size_t>(s.layers + layer) * fetch_list_words(s.experts);
   }
 };
@@ -130,7 +129,7 @@ struct residency_view {
 /// Byte offsets of a residency_view's arrays in one block, each a multiple of 256.
 struct residency_layout {
   std::size_t slot_of = 0, expert_of = 0, slot_key = 0, worth = 0, slot_scales = 0, expert_scales = 0,
-              clock = 0, counts = 0, lists = 0, hit_slots = 0, missed_slots = 0;
+              clock = 0, counts = 0, lists = 0, posted = 0, done = 0;
   std::size_t bytes = 0;
 };
 
@@ -152,8 +151,8 @@ struct residency_layout {
   l.clock = take(4);
   l.counts = take(sizeof(residency_counts));
   l.lists = take(4 * 2 * static_cast<std::size_t>(s.layers) * fetch_list_words(s.experts));
-  l.hit_slots = take(4 * static_cast<std::size_t>(s.experts));
-  l.missed_slots = take(4 * static_cast<std::size_t>(s.experts));
+  l.posted = take(4 * (1 + static_cast<std::size_t>(s.layers)));
+  l.done = l.posted + 4;
   return l;
 }
 
@@ -174,41 +173,55 @@ struct residency_layout {
   at(v.clock, l.clock);
   at(v.counts, l.counts);
   at(v.lists, l.lists);
-  at(v.hit_slots, l.hit_slots);
-  at(v.missed_slots, l.missed_slots);
+  at(v.posted, l.posted);
+  at(v.done, l.done);
   v.slot_count = slot_count;
   return v;
 }
 
-/// Threads of the placement kernel, for measurements of others.
+/// Threads of the placement kernel: at least as many as a layer has experts.
 struct residency_policy {
   int threads = 1024;
 
   friend constexpr bool operator==(const residency_policy&, const residency_policy&) = default;
 };
-[[nodiscard]] constexpr residency_policy select_residency(const residency_shape&) { return {}; }
+[[nodiscard]] constexpr residency_policy select_residency(const residency_shape& s) {
+  return {s.experts <= 512 && s.total() <= 16384 ? 512 : 1024};
+}
+
+/// Guesses are taken from the first so many ids, likeliest of all rows first.
+inline constexpr int most_guess_candidates = 32;
 
 /// One placement: makes the experts that `ids` name resident, as far as the tables go. Their bytes are
 /// brought by a fetch of the list.
 struct place_params {
   residency_view state;
   int layer = 0;
-  const std::int32_t* ids = nullptr;  ///< [assignments], a row of top_k after the other, likeliest first;
-                                      ///< null: every expert of the layer
-  int assignments = 0;                ///< rows · top_k
+  const std::int32_t* ids =
+      nullptr;          ///< [assignments], rows of top_k, likeliest first; null: the whole layer
+  int assignments = 0;  ///< rows · top_k
   place_mode mode = place_mode::decode;
   bool new_step = false;  ///< the first placement of a decode step: the clock ticks
   std::uint32_t ticks = default_ticks;
-  int limit = 0;  ///< ahead: most experts brought in
-  /// Experts of another layer that must stay: the layer that computes while this placement's bytes land.
-  int keep_layer = -1;
-  const std::int32_t* keep_ids =
-      nullptr;  ///< [keep_assignments]; null with keep_layer ≥ 0: all of that layer
-  int keep_assignments = 0;
   std::int32_t* list = nullptr;  ///< [fetch_list_words(experts)] out
-  const std::int32_t* guesses =
-      nullptr;               ///< the list of this layer's placement ahead, to count what came true; or null
-  bool split_views = false;  ///< fills state.hit_slots and state.missed_slots
+
+  /// Guesses for layer + 1: what its router may ask for is kept where it is resident, and of the missing ones
+  /// the likeliest are given slots and listed in ahead_list. Null: no guesses.
+  std::int32_t* ahead_list = nullptr;       ///< [fetch_list_words(experts)] out
+  const std::int32_t* ahead_ids = nullptr;  ///< [ahead_assignments], as `ids`; null: the whole layer
+  int ahead_assignments = 0;
+  int ahead_row = 1;    ///< ids of a row: top_k
+  int ahead_limit = 0;  ///< most guesses; at most most_guess_candidates unless ahead_ids is null
+
+  /// The ahead_list of the layer before, whose guesses were for this one; null: there were none.
+  std::int32_t* guesses = nullptr;
+  /// The bytes of guesses may not have come. Those that are not asked for now give up their slots, which stay
+  /// out of use for this and the next placement; those that are get their bits in words[1] of the list.
+  bool drop_guesses = false;
+  const std::int32_t* recent = nullptr;  ///< the list before `guesses`, where guesses are dropped; or null
+
+  /// Where not null, becomes layer + 1 when everything is written: a fetch_stream waits for it.
+  std::uint32_t* posted = nullptr;
   /// The tables are older than the kernel just before: they are read before waiting for it. False where two
   /// placements follow each other directly.
   bool tables_settled = true;
@@ -216,7 +229,7 @@ struct place_params {
 
 /// Rows of a step that can be placed for sure: the distinct experts of one layer that they can ask for find
 /// room. More rows than that are to be split; 0 means that not even one fits.
-/// \param kept slots that are protected or that another layer may keep meanwhile
+/// \param kept slots that are protected or taken by guesses
 [[nodiscard]] constexpr int largest_placed_rows(const residency_shape& s, int slot_count, int kept = 0) {
   const int room = slot_count - kept;
   if (room >= s.experts) return 1 << 30;

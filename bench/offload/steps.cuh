@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Decode steps through 40 layers of experts with a pool that does not hold all: router ids from a trace,
+/// placement, fetch, gate|up, down; the rest of a layer is a read of as many bytes.
+#pragma once
+
+#include "world.cuh"
+
+namespace bench {
+
+struct step_case {
+  double vram_gib = 12;
+  double exponent = 0;  ///< of the Zipf trace; 0: uniform
+  std::uint32_t ticks = nibble::moe::default_ticks;
+  const char* policy = "worth";
+  bool beside = false;     ///< a fetch_stream, else a fetch a layer
+  int ahead = 0;           ///< experts guessed for the next layer, at most; only beside
+  double guess_right = 0;  ///< share of guesses that are true
+};
+
+/// What a card of so many GiB leaves for slots: weights, context, workspace, states and 8k tokens of KV taken
+/// off.
+inline int slots_for(double vram_gib) {
+  constexpr double taken = 2.5 + 1.2;
+  return static_cast<int>((vram_gib - taken) * (std::size_t{1} << 30) / static_cast<double>(slot_bytes));
+}
+
+class steps {
+ public:
+  steps(timer& t, const nibble::moe::expert_store& store, std::byte* arena, std::byte* dense)
+      : t_(t),
+        store_(store),
+        arena_(arena),
+        dense_(dense),
+        tables_(shape, shape.total(), store.scales()),
+        small_(std::size_t{8} << 20),
+        ids_(2 * id_bytes) {
+    BENCH_CHECK(cudaMemset(small_.data(), 0, small_.bytes()));
+    for (auto& e : events_) BENCH_CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+  }
+
+  /// Microseconds of the step's reads and kernels when every expert is resident and nothing is looked after.
+  double resident_us() {
+    nibble::moe::host_residency host(shape, 2000);
+    host.warm(std::vector<std::uint32_t>(static_cast<std::size_t>(shape.total()), 0));
+    tables_.set(host, t_.stream());
+    std::vector<std::int32_t> ids;
+    for (int layer = 0; layer < shape.layers; ++layer)
+      for (int i = 0; i < shape.top_k; ++i) ids.push_back((layer + 7 * i) % 40);  // resident: 50 a layer
+    BENCH_CHECK(cudaMemcpy(ids_.data(), ids.data(), 4 * ids.size(), cudaMemcpyHostToDevice));
+    return t_.per_call(1, 15, [&](int) { step(false, {}); });
+  }
+
+  struct result {
+    double us = 0, hit_rate = 0, missed_bytes = 0, ahead_right = 0;
+  };
+  result run(const step_case& c) {
+    using namespace nibble::moe;
+    const int slots = slots_for(c.vram_gib), warm_steps = 60, steps = 60;
+    nibble::test::trace trace(shape.layers, shape.experts, shape.top_k, c.exponent, 11);
+    host_residency host(shape, slots);
+    // The pool as it is after a thousand steps: worth by counting, then the worthiest are brought.
+    std::vector<std::uint32_t> worth(static_cast<std::size_t>(shape.total()), worth_never);
+    std::uint32_t now = clock_start - 1000 * c.ticks;
+    for (int s = 0; s < 1000; ++s, now += c.ticks)
+      for (int layer = 0; layer < shape.layers; ++layer)
+        for (const int id : trace.next(layer)) {
+          auto& w = worth[static_cast<std::size_t>(layer * shape.experts + id)];
+          w = worth_used(w, now);
+        }
+    const auto entries = host.warm(worth);
+    good(bring_experts(store_, entries, arena_, t_.stream()));
+    tables_.set(host, t_.stream());
+    std::mt19937 random(3);
+    std::vector<std::vector<std::int32_t>> ids;
+    for (int s = 0; s < warm_steps + steps; ++s) {
+      std::vector<std::int32_t> row;
+      for (int layer = 0; layer < shape.layers; ++layer)
+        for (const int id : trace.next(layer)) row.push_back(id);
+      // What a look at the next layer's router would have said.
+      for (int i = 0; i < shape.layers * shape.top_k; ++i)
+        row.push_back(random() % 1000 < 1000 * c.guess_right ? row[static_cast<std::size_t>(i)]
+                                                             : static_cast<std::int32_t>(random() % 256));
+      ids.push_back(std::move(row));
+    }
+    cudaGraphExec_t exec = t_.capture([&] { step(true, c); });
+    nibble::pinned_memory staged(2 * id_bytes);
+    std::vector<double> all;
+    residency_counts before;
+    for (int s = 0; s < warm_steps + steps; ++s) {
+      std::memcpy(staged.data(), ids[static_cast<std::size_t>(s)].data(), 2 * id_bytes);
+      BENCH_CHECK(
+          cudaMemcpyAsync(ids_.data(), staged.data(), 2 * id_bytes, cudaMemcpyHostToDevice, t_.stream()));
+      if (s == warm_steps) before = tables_.counts(t_.stream());
+      const double us = t_.microseconds([&] { BENCH_CHECK(cudaGraphLaunch(exec, t_.stream())); });
+      if (s >= warm_steps) all.push_back(us);
+    }
+    const residency_counts after = tables_.counts(t_.stream());
+    BENCH_CHECK(cudaGraphExecDestroy(exec));
+    if (!after.good()) std::printf("FAILED: a step did not have its experts\n");
+    result r;
+    for (const double us : all) r.us += us / steps;
+    const auto misses = static_cast<double>(after.misses - before.misses),
+               hits = static_cast<double>(after.hits - before.hits),
+               ahead = static_cast<double>(after.ahead - before.ahead),
+               used = static_cast<double>(after.ahead_used - before.ahead_used);
+    // An expert that was guessed was a miss of the pool all the same.
+    r.hit_rate = (hits - used) / (hits + misses);
+    r.missed_bytes = (misses + used) * static_cast<double>(slot_bytes) / steps;
+    r.ahead_right = ahead > 0 ? used / ahead : 0;
+    return r;
+  }
+
+ private:
+  static constexpr std::size_t id_bytes = 4 * static_cast<std::size_t>(shape.layers * shape.top_k);
+
+  void step(bool swaps, const step_case& c) {
+    using namespace nibble::moe;
+    using stream_family = fetch_stream_family<shape>;
+    const nibble::launch_options main{t_.stream(), nibble::launch_chain::pdl};
+    const residency_view v = tables_.view();
+    auto* const out = small_.as<unsigned>();
+    const auto* const ids = ids_.as<std::int32_t>();
+    fetch_params f;
+    f.store = reinterpret_cast<const std::uint8_t*>(store_.data());
+    f.slots = reinterpret_cast<std::uint8_t*>(arena_);
+    f.slot_bytes = f.bytes = slot_bytes, f.slot_count = v.slot_count, f.expert_count = store_.count();
+    fetch_stream_params beside;
+    beside.fetch = f, beside.state = v, beside.shape = shape, beside.guesses = c.ahead > 0;
+    if (swaps && c.beside) {
+      good(stream_family::begin(beside, main));
+      BENCH_CHECK(cudaEventRecord(events_[0], t_.stream()));
+      BENCH_CHECK(cudaStreamWaitEvent(t_.side(), events_[0]));
+      good(stream_family::run(beside, {t_.side(), nibble::launch_chain::plain}));
+    }
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      for (int i = 0; i < 4; ++i)
+        read(dense_ + static_cast<std::size_t>(layer) * layer_bytes + i * (layer_bytes / 4), layer_bytes / 4,
+             out, main);
+      place_params q;
+      q.state = v, q.layer = layer, q.new_step = layer == 0, q.ticks = c.ticks;
+      q.ids = ids + layer * shape.top_k, q.assignments = shape.top_k;
+      q.list = v.demand_list(shape, layer);
+      if (swaps && c.beside) {
+        q.posted = v.posted;
+        if (c.ahead > 0) {
+          if (layer + 1 < shape.layers) {
+            q.ahead_list = v.ahead_list(shape, layer + 1);
+            q.ahead_ids = q.ids + shape.layers * shape.top_k + shape.top_k;
+            q.ahead_assignments = q.ahead_row = shape.top_k, q.ahead_limit = c.ahead;
+          }
+          q.drop_guesses = true;
+          if (layer > 0) q.guesses = v.ahead_list(shape, layer);
+          if (layer > 1) q.recent = v.ahead_list(shape, layer - 1);
+        }
+        good(residency_family<shape>::launch(q, main));
+        beside.layer = layer;
+        good(stream_family::launch(beside, main));
+      } else if (swaps) {
+        good(residency_family<shape>::launch(q, main));
+        f.list = q.list;
+        good(fetch_family::launch(f, main));
+      }
+      experts_params e;
+      e.slots = reinterpret_cast<const std::uint8_t*>(arena_);
+      e.slot_scales = v.slot_scales, e.slot_count = v.slot_count;
+      e.slot_of = v.slot_of + layer * shape.experts;
+      e.shared_expert =
+          reinterpret_cast<const std::uint8_t*>(dense_) + static_cast<std::size_t>(layer) * layer_bytes;
+      e.ids = q.ids, e.weights = small_.as<float>() + 1024, e.x = small_.as<__nv_bfloat16>() + 65536;
+      e.ldx = experts_shape.hidden, e.h = small_.as<__nv_bfloat16>() + 131072;
+      e.y = small_.as<__nv_bfloat16>() + 262144, e.ldy = experts_shape.hidden, e.m = 1;
+      good(launch_gate_up<experts_shape>(e, main));
+      good(launch_down<experts_shape>(e, main));
+    }
+    if (swaps && c.beside) {
+      BENCH_CHECK(cudaEventRecord(events_[1], t_.side()));
+      BENCH_CHECK(cudaStreamWaitEvent(t_.stream(), events_[1]));
+    }
+    read(dense_ + shape.layers * layer_bytes, head_bytes, out,
+         swaps && c.beside ? nibble::launch_options{t_.stream(), nibble::launch_chain::plain} : main);
+  }
+
+  timer& t_;
+  const nibble::moe::expert_store& store_;
+  std::byte *arena_, *dense_;
+  nibble::moe::device_residency tables_;
+  nibble::device_memory small_, ids_;
+  cudaEvent_t events_[2] = {};
+};
+
+inline void all_steps(timer& t, const nibble::moe::expert_store& store, const std::string& file) {
+  using namespace nibble::moe;
+  good(prepare_experts<experts_shape>());
+  const auto prepare_all = [](auto kernel, int threads, std::size_t shared, const char* name) {
+    return nibble::prepare(kernel, threads, shared, name);
+  };
+  good(residency_family<shape>::for_each_kernel(prepare_all));
+  good(fetch_family::for_each_kernel(prepare_all));
+  good(fetch_stream_family<shape>::for_each_kernel(prepare_all));
+  nibble::device_memory arena(slot_bytes * static_cast<std::size_t>(slots_for(16))),
+      dense(shape.layers * layer_bytes + head_bytes);
+  BENCH_CHECK(cudaMemset(arena.data(), 0x11, arena.bytes()));
+  BENCH_CHECK(cudaMemset(dense.data(), 0x11, dense.bytes()));
+  steps s(t, store, arena.data(), dense.data());
+  const double pcie = [&] {  // bytes a microsecond: one large copy
+    const std::size_t bytes = slot_bytes * 32;
+    return static_cast<double>(bytes) / t.per_call(2, 5, [&](int) {
+      BENCH_CHECK(cudaMemcpyAsync(arena.data(), store.data(), bytes, cudaMemcpyHostToDevice, t.stream()));
+    });
+  }();
+  const double memory = [&] {
+    return static_cast<double>(dense.bytes()) / t.per_call(3, 5, [&](int) {
+      read(dense.data(), dense.bytes(), reinterpret_cast<unsigned*>(arena.data()), {t.stream()});
+    });
+  }();
+  const double gpu_bytes =
+      static_cast<double>(shape.layers) * (layer_bytes + (shape.top_k + 1.0) * slot_bytes) + head_bytes;
+  const double resident = s.resident_us();
+  std::printf(
+      "{\"part\":\"machine\",\"pcie_gbps\":%.1f,\"memory_gbps\":%.0f,\"gpu_bound_us\":%.0f,\"resident_us\":%."
+      "0f}\n",
+      pcie / 1e3, memory / 1e3, gpu_bytes / memory, resident);
+  std::string rows;
+  const auto measure = [&](const step_case& c) {
+    const auto r = s.run(c);
+    const double bound = std::max(gpu_bytes / memory, r.missed_bytes / pcie);
+    char text[512];
+    std::snprintf(
+        text, sizeof text,
+        "{\"suite\":\"layers\",\"vram_gib\":%g,\"slots\":%d,\"trace\":\"%s\",\"policy\":\"%s\",\"beside\":%s,"
+        "\"ahead\":%d,"
+        "\"guess_right\":%.2f,"
+        "\"hit_rate\":%.4f,\"us_per_step\":%.0f,\"bound_us\":%.0f,\"over_bound\":%.3f,\"tokens_per_s\":%.1f}",
+        c.vram_gib, slots_for(c.vram_gib), c.exponent > 0 ? "zipf" : "uniform", c.policy,
+        c.beside ? "true" : "false", c.ahead, c.guess_right, r.hit_rate, r.us, bound, r.us / bound,
+        1e6 / r.us);
+    std::printf("%s\n", text);
+    std::fflush(stdout);
+    rows += (rows.empty() ? "" : ",\n") + std::string(text);
+  };
+  for (const double vram : {8.0, 12.0, 16.0})
+    for (const double exponent : {0.0, 1.0}) {
+      measure({vram, exponent});
+      if (exponent > 0) measure({vram, exponent, 2048, "lru"});
+      measure({vram, exponent, default_ticks, "worth", true});
+      for (const int ahead : {1, 2, 4}) measure({vram, exponent, default_ticks, "worth", true, ahead, 0.8});
+    }
+  measure({12, 1.0, default_ticks, "worth", true, 2, 1.0});
+  measure({12, 1.0, default_ticks, "worth", true, 2, 0.5});
+  measure({12, 1.0, default_ticks, "worth", true, 2, 0.0});
+  if (!file.empty()) {
+    std::FILE* out = std::fopen(file.c_str(), "w");
+    if (out == nullptr) {
+      std::fprintf(stderr, "cannot write %s\n", file.c_str());
+      std::exit(1);
+    }
+    std::fprintf(out, "[\n%s\n]\n", rows.c_str());
+    std::fclose(out);
+  }
+}
+
+}  // namespace bench

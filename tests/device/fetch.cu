@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// Experts brought by kernels: the right bytes in every slot after arbitrary histories, through the host where
+// memory is not locked, and outputs that are those of a pool that holds everything.
+#include <memory>
+
+#include "device_test.cuh"
+#include "nibble/moe/experts_family.cuh"
+#include "nibble/moe/fetch_launch.cuh"
+#include "nibble/moe/fetch_server.cuh"
+#include "nibble/moe/fetch_staged.cuh"
+#include "nibble/moe/fetch_stream.cuh"
+#include "nibble/moe/residency_device.cuh"
+#include "nibble/moe/residency_launch.cuh"
+
+using namespace nibble;
+using device_test::buffer;
+using moe::fetch_policy;
+using moe::place_mode;
+using moe::residency_shape;
+using bf = __nv_bfloat16;
+
+namespace {
+
+constexpr residency_shape shape{3, 16, 2};
+
+/// Random experts, the first `locked` of them page-locked (rounded up to the store's pieces).
+std::unique_ptr<moe::expert_store> make_store(int count, std::size_t slot_bytes, std::uint64_t locked_bytes) {
+  static moe::cuda_page_locker locker(0);
+  moe::expert_store_options o;
+  o.count = count, o.slot_bytes = slot_bytes, o.locker = &locker, o.piece_bytes = 1;
+  o.most_locked_bytes = locked_bytes;
+  auto store = std::make_unique<moe::expert_store>(o);
+  store->fill([](int number, std::span<std::byte> slot, moe::expert_scales& scales) {
+    std::mt19937_64 random(static_cast<std::uint64_t>(number) + 7);
+    for (std::size_t i = 0; i < slot.size(); i += 8) {
+      // Neither NaN nor large as codes, scales or bf16: bits of small numbers.
+      const std::uint64_t v = random() & 0xB7B7'B7B7'B7B7'B7B7ull;
+      std::memcpy(slot.data() + i, &v, 8);
+    }
+    scales = {0.01f + 0.0001f * static_cast<float>(number), 0.02f,
+              0.005f + 0.0001f * static_cast<float>(number)};
+  });
+  return store;
+}
+
+/// Tables, slots and lists of one pool.
+struct pool {
+  moe::device_residency tables;
+  buffer<std::uint8_t> slots;
+  buffer<std::int32_t> ids{64 * 8};
+  const moe::expert_store& store;
+
+  pool(const moe::expert_store& s, int slot_count)
+      : tables(shape, shape.total(), s.scales()),
+        slots(static_cast<std::size_t>(slot_count) * s.slot_bytes()),
+        store(s) {
+    tables.set(moe::host_residency(shape, slot_count), device_test::stream());
+  }
+  [[nodiscard]] moe::place_params place(int layer, int rows, place_mode mode) const {
+    moe::place_params p;
+    p.state = tables.view(), p.layer = layer, p.mode = mode, p.new_step = layer == 0;
+    p.ids = ids.data(), p.assignments = rows * shape.top_k;
+    p.list = p.state.lists + static_cast<std::size_t>(layer) * moe::fetch_list_words(shape.experts);
+    return p;
+  }
+  [[nodiscard]] moe::fetch_params fetch(const std::int32_t* list) const {
+    moe::fetch_params f;
+    f.list = list, f.store = reinterpret_cast<const std::uint8_t*>(store.data());
+    f.slots = slots.data(), f.slot_bytes = f.bytes = store.slot_bytes();
+    f.slot_count = tables.slot_count(), f.expert_count = store.count();
+    return f;
+  }
+  /// Every slot holds the expert that the tables name, and untouched memory lies in the others.
+  [[nodiscard]] bool right() const {
+    const auto host = tables.get(device_test::stream());
+    const auto bytes = slots.read();
+    for (int s = 0; s < host.slot_count(); ++s) {
+      const int e = host.expert_of()[static_cast<std::size_t>(s)];
+      const std::uint8_t* at = bytes.data() + static_cast<std::size_t>(s) * store.slot_bytes();
+      if (e >= 0 && std::memcmp(at, store.expert(e).data(), store.slot_bytes()) != 0) return false;
+      if (e < 0)
+        for (std::size_t i = 0; i < store.slot_bytes(); ++i)
+          if (at[i] != 0xFF) return false;
+    }
+    return true;
+  }
+};
+
+const launch_options chained{device_test::stream(), launch_chain::pdl};
+
+template <fetch_policy P>
+void histories(std::size_t slot_bytes) {
+  const auto store = make_store(shape.total(), slot_bytes, UINT64_MAX);
+  NIBBLE_CHECK(store->locked() == shape.total());
+  for (const int slots : {2, 5, 16, 40, 48}) {
+    pool p(*store, slots);
+    std::mt19937 random(static_cast<unsigned>(slots));
+    for (int call = 0; call < 40; ++call) {
+      const int rows = std::min(1 + static_cast<int>(random() % 8), moe::largest_placed_rows(shape, slots));
+      std::vector<std::int32_t> ids(static_cast<std::size_t>(rows * shape.top_k));
+      for (auto& id : ids) id = static_cast<int>(random() % 17) - 1;
+      NIBBLE_CUDA_CHECK(cudaMemcpyAsync(p.ids.data(), ids.data(), 4 * ids.size(), cudaMemcpyHostToDevice,
+                                        device_test::stream()));
+      const auto q = p.place(call % 3, rows, call % 5 == 4 ? place_mode::streaming : place_mode::decode);
+      NIBBLE_GOOD(moe::residency_family<shape>::launch(q, chained));
+      auto f = p.fetch(q.list);
+      if (call % 2 == 0 && slot_bytes > 256) {  // in two parts
+        f.bytes = 256;
+        NIBBLE_GOOD(moe::launch_fetch_with<P>(f, chained));
+        f.first_byte = 256, f.bytes = slot_bytes - 256;
+      }
+      NIBBLE_GOOD(moe::launch_fetch_with<P>(f, chained));
+      if (call % 8 == 0) NIBBLE_CHECK(p.right());
+    }
+    NIBBLE_CHECK(p.right());
+    NIBBLE_CHECK(p.tables.counts(device_test::stream()).unplaced == 0);
+  }
+}
+
+void through_the_host(int locked_experts) {
+  const std::size_t slot_bytes = 128 * 33;
+  const auto store =
+      make_store(shape.total(), slot_bytes, static_cast<std::uint64_t>(locked_experts) * slot_bytes);
+  NIBBLE_CHECK(store->locked() < shape.total());
+  std::atomic<int> fail_at = -1;
+  moe::fetch_server server(slot_bytes, [&](int number, std::span<std::byte> out) {
+    if (number == fail_at) throw nibble::error("expert " + std::to_string(number) + " has vanished");
+    std::memcpy(out.data(), store->expert(number).data(), out.size());
+  });
+  pool p(*store, 20);
+  std::mt19937 random(3);
+  const auto step = [&](int call) {
+    const int rows = call % 4 == 3 ? 8 : 1;
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(rows * shape.top_k));
+    for (auto& id : ids) id = static_cast<int>(random() % 16);
+    NIBBLE_CUDA_CHECK(cudaMemcpyAsync(p.ids.data(), ids.data(), 4 * ids.size(), cudaMemcpyHostToDevice,
+                                      device_test::stream()));
+    const auto q = p.place(call % 3, rows, place_mode::decode);
+    NIBBLE_GOOD(moe::residency_family<shape>::launch(q, chained));
+    NIBBLE_GOOD(moe::staged_fetch_family::launch(
+        server.params(p.fetch(q.list), store->locked(), &p.tables.view().counts->failed), chained));
+  };
+  for (int call = 0; call < 120; ++call) {
+    step(call);
+    if (call % 20 == 0) NIBBLE_CHECK(p.right());
+  }
+  NIBBLE_CHECK(p.right());
+  NIBBLE_CHECK(p.tables.counts(device_test::stream()).good() && server.take_failure().empty());
+  // An expert that cannot be read fails the step that asked; after the tables have forgotten it all goes on.
+  fail_at = shape.total() - 1;
+  int call = 120;
+  while (p.tables.counts(device_test::stream()).failed == 0 && call < 2000) step(call++);
+  NIBBLE_CHECK(p.tables.counts(device_test::stream()).failed > 0);
+  NIBBLE_CHECK(server.take_failure() == "expert 47 has vanished");
+  NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
+  server.reset();
+  fail_at = -1;
+  p.slots.poison();
+  p.tables.set(moe::host_residency(shape, 20), device_test::stream());
+  for (call = 0; call < 60; ++call) step(call);
+  NIBBLE_CHECK(p.right() && p.tables.counts(device_test::stream()).good());
+}
+
+/// Layers of experts through a pool of `slots`, against one that holds all: the same bits, in a graph too.
+void chain(int slots) {
+  constexpr moe::experts_shape s{128, 48, 16, 2, true, weight_format::nvfp4};
+  static_assert(s.experts == shape.experts && s.top_k == shape.top_k);
+  NIBBLE_GOOD(moe::prepare_experts<s>());
+  const auto store = make_store(shape.total(), s.slot_bytes(), UINT64_MAX);
+  pool small(*store, slots), all(*store, shape.total());
+  std::vector<moe::fetch_entry> every;
+  {
+    moe::host_residency full(shape, shape.total());
+    every = full.warm(std::vector<std::uint32_t>(static_cast<std::size_t>(shape.total()), 0));
+    NIBBLE_GOOD(moe::bring_experts(*store, every, reinterpret_cast<std::byte*>(all.slots.data()),
+                                   device_test::stream()));
+    all.tables.set(full, device_test::stream());
+  }
+  using stream_family = moe::fetch_stream_family<shape>;
+  cudaStream_t side;
+  cudaEvent_t forked, joined;
+  NIBBLE_CUDA_CHECK(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
+  NIBBLE_CUDA_CHECK(cudaEventCreateWithFlags(&forked, cudaEventDisableTiming));
+  NIBBLE_CUDA_CHECK(cudaEventCreateWithFlags(&joined, cudaEventDisableTiming));
+  const buffer<std::uint8_t> shared(std::vector<std::uint8_t>(s.slot_bytes(), 0x11));
+  for (const int m : {1, 2, 8}) {
+    if (m > moe::largest_placed_rows(shape, slots)) continue;
+    std::mt19937 random(static_cast<unsigned>(100 * slots + m));
+    std::vector<std::uint16_t> x(static_cast<std::size_t>(m * s.hidden));
+    for (auto& v : x) v = static_cast<std::uint16_t>(0x3C00 + random() % 0x400);
+    const buffer<std::uint16_t> dx(x), h(static_cast<std::size_t>(m * s.groups() * s.inner));
+    const buffer<float> weights(std::vector<float>(static_cast<std::size_t>(m * s.top_k), 0.25f));
+    const buffer<std::int32_t> ids(static_cast<std::size_t>(3 * m * s.top_k)), guessed_ids(ids.size());
+    const buffer<unsigned> report(std::vector<unsigned>(moe::report_words(s), 0u));
+    buffer<std::uint16_t> y_small(x.size() * 3), y_all(x.size() * 3);
+    // How experts come: 0 all are there, 1 a fetch a layer, 2 beside the step, 3 beside it and guessed.
+    const auto step = [&](pool& p, const buffer<std::uint16_t>& y, int way) {
+      moe::fetch_stream_params beside;
+      beside.fetch = p.fetch(nullptr), beside.state = p.tables.view(), beside.shape = shape,
+      beside.guesses = way == 3;
+      if (way >= 2) {
+        NIBBLE_GOOD(stream_family::begin(beside, chained));
+        NIBBLE_CUDA_CHECK(cudaEventRecord(forked, device_test::stream()));
+        NIBBLE_CUDA_CHECK(cudaStreamWaitEvent(side, forked));
+        NIBBLE_GOOD(stream_family::run(beside, launch_options{side, launch_chain::plain}));
+      }
+      for (int layer = 0; layer < shape.layers; ++layer) {
+        moe::experts_params e;
+        const auto v = p.tables.view();
+        e.slots = p.slots.data(), e.slot_scales = v.slot_scales, e.slot_count = v.slot_count;
+        e.slot_of = v.slot_of + layer * s.experts;
+        e.shared_expert = shared.data();
+        for (float& f : e.shared_scales) f = 0.01f;
+        e.ids = ids.data() + layer * m * s.top_k, e.weights = weights.data();
+        e.x = reinterpret_cast<const bf*>(dx.data()), e.ldx = s.hidden, e.h = reinterpret_cast<bf*>(h.data());
+        e.y = reinterpret_cast<bf*>(y.data()) + static_cast<std::size_t>(layer) * x.size(), e.ldy = s.hidden;
+        e.residual = e.x, e.ldr = s.hidden, e.report = report.data(), e.m = m;
+        if (way > 0) {
+          auto q = p.place(layer, m, place_mode::decode);
+          q.ids = e.ids;
+          if (way >= 2) q.posted = q.state.posted;
+          if (way == 3) {
+            // Half of the guesses are the next layer's ids, half its neighbour's.
+            if (layer + 1 < shape.layers) {
+              q.ahead_list = q.state.ahead_list(shape, layer + 1);
+              q.ahead_ids = guessed_ids.data() + (layer + 1) * m * s.top_k;
+              q.ahead_assignments = m * s.top_k, q.ahead_row = s.top_k, q.ahead_limit = 3;
+            }
+            q.drop_guesses = true;
+            if (layer > 0) q.guesses = q.state.ahead_list(shape, layer);
+            if (layer > 1) q.recent = q.state.ahead_list(shape, layer - 1);
+          }
+          NIBBLE_GOOD(moe::residency_family<shape>::launch(q, chained));
+          beside.layer = layer;
+          if (way == 1) NIBBLE_GOOD(moe::fetch_family::launch(p.fetch(q.list), chained));
+          if (way >= 2) NIBBLE_GOOD(stream_family::launch(beside, chained));
+        }
+        NIBBLE_GOOD(moe::launch_gate_up<s>(e, chained));
+        NIBBLE_GOOD(moe::launch_down<s>(e, chained));
+      }
+      if (way >= 2) {
+        NIBBLE_CUDA_CHECK(cudaEventRecord(joined, side));
+        NIBBLE_CUDA_CHECK(cudaStreamWaitEvent(device_test::stream(), joined));
+      }
+    };
+    const auto draw = [&](int i) {
+      std::vector<std::int32_t> route(ids.size()), guess(ids.size());
+      for (auto& id : route) id = static_cast<int>(random() % 16);
+      for (std::size_t k = 0; k < guess.size(); ++k)
+        guess[k] = random() % 2 ? route[k] : static_cast<int>(random() % 16);
+      if (i % 8 == 7) guess = route;
+      NIBBLE_CUDA_CHECK(cudaMemcpyAsync(ids.data(), route.data(), ids.bytes(), cudaMemcpyHostToDevice,
+                                        device_test::stream()));
+      NIBBLE_CUDA_CHECK(cudaMemcpyAsync(guessed_ids.data(), guess.data(), ids.bytes(), cudaMemcpyHostToDevice,
+                                        device_test::stream()));
+      NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
+      y_small.poison(), y_all.poison();
+    };
+    for (int way = 1; way <= 3; ++way) {
+      cudaGraph_t graph;
+      cudaGraphExec_t exec;
+      NIBBLE_CUDA_CHECK(cudaStreamBeginCapture(device_test::stream(), cudaStreamCaptureModeThreadLocal));
+      step(small, y_small, way);
+      NIBBLE_CUDA_CHECK(cudaStreamEndCapture(device_test::stream(), &graph));
+      NIBBLE_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+      int wrong = 0;
+      for (int i = 0; i < 40; ++i) {
+        draw(i);
+        if (i % 4 == 3)
+          step(small, y_small, way);
+        else
+          NIBBLE_CUDA_CHECK(cudaGraphLaunch(exec, device_test::stream()));
+        step(all, y_all, 0);
+        wrong += y_small.read() == y_all.read() ? 0 : 1;
+      }
+      NIBBLE_CHECK(wrong == 0);
+      if (wrong != 0) std::printf("  way %d, %d slots, %d tokens: %d steps differ\n", way, slots, m, wrong);
+      const auto counts = small.tables.counts(device_test::stream());
+      NIBBLE_CHECK(counts.good());
+      if (way == 3 && slots >= 20) NIBBLE_CHECK(counts.ahead > 0 && counts.ahead_used > 0);
+      NIBBLE_CUDA_CHECK(cudaGraphExecDestroy(exec));
+      NIBBLE_CUDA_CHECK(cudaGraphDestroy(graph));
+    }
+    for (const unsigned word : report.read()) NIBBLE_CHECK(word == 0);
+  }
+  NIBBLE_CUDA_CHECK(cudaEventDestroy(forked));
+  NIBBLE_CUDA_CHECK(cudaEventDestroy(joined));
+  NIBBLE_CUDA_CHECK(cudaStreamDestroy(side));
+}
+
+const bool registered[] = {
+    device_test::add("direct", "arbitrary histories",
+                     [] {
+                       histories<fetch_policy{}>(128);
+                       histories<fetch_policy{}>(128 * 77);
+                       histories<fetch_policy{3, 4, true}>(128 * 100);
+                     }),
+    device_test::add("host", "none is locked", [] { through_the_host(0); }),
+    device_test::add("host", "some are locked", [] { through_the_host(32); }),
+    device_test::add("chain", "the bits of a pool that holds everything",
+                     [] {
+                       for (const int slots : {2, 3, 4, 7, 16, 20, 33, 47, 48}) chain(slots);
+                     }),
+    device_test::add(
+        "direct", "fetches that break the contract are refused",
+        [] {
+          moe::fetch_params f;
+          NIBBLE_CHECK(moe::fetch_family::launch(f, chained).code == status_code::invalid_argument);
+          const auto store = make_store(shape.total(), 256, UINT64_MAX);
+          pool p(*store, 4);
+          f = p.fetch(p.tables.view().lists);
+          f.first_byte = 128;
+          NIBBLE_CHECK(moe::fetch_family::launch(f, chained).code == status_code::invalid_argument);
+          f.bytes = 120;
+          NIBBLE_CHECK(moe::fetch_family::launch(f, chained).code == status_code::invalid_argument);
+        }),
+};
+
+}  // namespace
+
+int main(int argc, char** argv) { return device_test::run(argc, argv); }
