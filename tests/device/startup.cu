@@ -64,6 +64,8 @@ void preload_and_ledger() {
   NIBBLE_CHECK(context.kernels().geometries == 6);
   NIBBLE_CHECK(context.kernels().kernels.size() > 30);
   NIBBLE_CHECK(logged("6 distinct geometries, "));
+  NIBBLE_CHECK(context.kernels().launched_rows == 4);
+  NIBBLE_CHECK(engine.model().launched_products == 6);  // eight matrices, six distinct
   NIBBLE_CHECK(engine.graphs_of_steps().report().captured == (std::vector<int>{1, 2, 4}));
   NIBBLE_CHECK(context.plan().expert_slots == 2048);
   for (const auto line :
@@ -180,6 +182,7 @@ void without_graphs() {
   options.request.graphs = false;
   auto engine = startup::start<test_model>(options, 10 * mib, std::uint64_t{128});
   NIBBLE_CHECK(engine.graphs_of_steps().graphs() == 0);
+  NIBBLE_CHECK(engine.context().kernels().launched_rows == 0 && engine.model().launched_products == 0);
   NIBBLE_CHECK(engine.context().kernels().kernels.size() > 30);
   device_test::activity_counter counter;
   mixed_steps(engine, 100);

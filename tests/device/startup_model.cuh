@@ -17,6 +17,7 @@
 #include "nibble/op/leaves.hpp"
 #include "nibble/startup/cuda_platform.cuh"
 #include "nibble/startup/phases.hpp"
+#include "nibble/startup/representative.cuh"
 
 namespace startup_test {
 
@@ -69,6 +70,9 @@ struct touch_family {
   }
 };
 
+template <class Leaf>
+using leaf_product = product<Leaf::shape>;
+
 template <class Tree>
 class model {
  public:
@@ -92,6 +96,21 @@ class model {
     std::vector<std::uint8_t> tiles(bytes);
     for (auto& byte : tiles) byte = static_cast<std::uint8_t>(random() & 0x33);  // finite in every format
     nibble::copy_to_device(weights_.data(), tiles.data(), bytes);
+    std::byte* at = weights_.data();  // the tree is bound to device memory
+    nibble::for_each_leaf(tree_, [&]<class Leaf>(const nibble::op_path&, Leaf& leaf) {
+      leaf.segments[0].weight = at;
+      at += product<Leaf::shape>::layout.bytes();
+    });
+  }
+
+  /// Each distinct product once, on the tree's weights.
+  nibble::status representative_launch(int rows) {
+    const nibble::device_memory scratch(nibble::representatives_bytes<leaf_product, Tree>(rows));
+    clear(scratch.data(), scratch.bytes());
+    const nibble::status s = nibble::launch_representatives<leaf_product>(
+        tree_, rows, scratch.data(), nibble::launch_options{stream_}, &launched_products);
+    nibble::require(nibble::runtime_status(cudaStreamSynchronize(stream_), "model", "not done"));
+    return s;
   }
 
   [[nodiscard]] nibble::memory_model memory() const {
@@ -170,6 +189,7 @@ class model {
   [[nodiscard]] std::uint64_t slots() const { return slots_in_use_; }
   [[nodiscard]] std::byte* slots_base() const { return slots_.base(); }
   bf16* x = nullptr;  ///< [rows][width]
+  int launched_products = 0;
 
  private:
   static std::uint64_t activations_of(int rows) {
@@ -200,6 +220,7 @@ class model {
   }
 
   context_type& context_;
+  Tree tree_;
   cudaStream_t stream_;
   std::uint64_t experts_, weight_bytes_ = 0, slots_in_use_ = 0;
   std::size_t offset_ = 0;
