@@ -47,6 +47,20 @@ void load() {
   }));
 }
 
+/// The policy that is measured: macros try others.
+constexpr attention_policy policy_of(const attention_shape& s) {
+  attention_policy p = select_attention(s);
+#ifdef BENCH_DECODE_WARPS
+  p.decode_warps = BENCH_DECODE_WARPS;
+  p.decode_blocks = 132 * 8 / BENCH_DECODE_WARPS;
+  p.most_chunks = p.decode_blocks / s.kv_heads;
+#endif
+#ifdef BENCH_LEAST_CHUNK_TOKENS
+  p.least_chunk_tokens = BENCH_LEAST_CHUNK_TOKENS;
+#endif
+  return p;
+}
+
 /// A pool of pages, rows, norms, and one table of shuffled pages for each of several copies of the sequences.
 template <attention_shape S>
 struct setting {
@@ -86,7 +100,7 @@ struct setting {
     for (int i = 0; i < S.rotary_dim / 2; ++i)
       f.push_back(static_cast<float>(std::pow(1e7, -2.0 * i / S.rotary_dim)));
     frequencies = bench::upload(f);
-    layout = attention_decode_family<S>::workspace(batch);
+    layout = attention_decode_family<S, policy_of(S)>::workspace(batch);
     workspace = bench::allocate<std::uint8_t>(layout.bytes);
     BENCH_CHECK(cudaMemset(workspace, 0, layout.bytes));
   }
@@ -118,7 +132,7 @@ int only_batch = 0, only_context = 0;
 
 template <attention_shape S>
 void time_decode(const char* model, std::uint8_t* pool, std::size_t pool_bytes) {
-  using family = attention_decode_family<S>;
+  using family = attention_decode_family<S, policy_of(S)>;
   load<family>();
   fill(pool, pool_bytes, S.format == kv_format::fp8);
   for (const int batch : {1, 8})

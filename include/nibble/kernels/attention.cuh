@@ -62,12 +62,13 @@ status check_attention_output(const attention_params& p, const char* where) {
 template <attention_shape Shape, attention_policy Policy = select_attention(Shape)>
 struct attention_decode_family {
   static constexpr const char* name = "attention_decode";
-  static constexpr auto kernel = &attention_decode < Shape.heads, Shape.kv_heads, Shape.head_dim,
-                        Shape.rotary_dim, Shape.gated ? 1 : 0, Shape.zero_centred_norm ? 1 : 0,
-                        Shape.page_tokens,
-                        static_cast<int>(Shape.format), Policy.most_chunks, Policy.least_chunk_tokens > ;
-  static constexpr int threads = attention_decode_threads;
-  static constexpr std::size_t shared_bytes = sizeof(device::decode_shared<Shape>);
+  static constexpr auto kernel =
+      attention_decode<Policy.decode_warps, Policy.most_chunks, Policy.least_chunk_tokens,
+                       Policy.wide_chunk_tokens, Shape.heads, Shape.kv_heads, Shape.head_dim,
+                       Shape.rotary_dim, int{Shape.gated}, int{Shape.zero_centred_norm}, Shape.page_tokens,
+                       int(Shape.format)>;
+  static constexpr int threads = 32 * Policy.decode_warps;
+  static constexpr std::size_t shared_bytes = sizeof(device::decode_shared<Shape, Policy.decode_warps>);
 
   /// \param context_tokens tokens that the sequences of a launch hold together at most, 0: unknown
   [[nodiscard]] static constexpr attention_workspace workspace(int sequences,
@@ -79,8 +80,9 @@ struct attention_decode_family {
     return visit(kernel, threads, shared_bytes, name);
   }
   static status launch(const attention_params& p, const launch_options& options) {
-    static_assert(Policy.least_chunk_tokens % 16 == 0 && Policy.most_chunks >= 1 &&
-                      Policy.most_chunks <= flat_chunks * chunks_per_group &&
+    static_assert((Policy.decode_warps == 4 || Policy.decode_warps == 8) &&
+                      Policy.least_chunk_tokens % 16 == 0 && Policy.wide_chunk_tokens % 16 == 0 &&
+                      Policy.most_chunks >= 1 && Policy.most_chunks <= flat_chunks * chunks_per_group &&
                       (Policy.most_chunks + chunks_per_group - 1) / chunks_per_group < counters_per_head,
                   "chunks are whole 16-token tiles, and their number fits the arrival counters");
     if (const status s = detail::check_attention<Shape>(p, name); !s.ok()) return s;
@@ -98,9 +100,9 @@ struct attention_decode_family {
 template <attention_shape Shape, attention_policy Policy = select_attention(Shape)>
 struct attention_append_family {
   static constexpr const char* name = "attention_append";
-  static constexpr auto kernel = &attention_append < Shape.heads, Shape.kv_heads, Shape.head_dim,
-                        Shape.rotary_dim, Shape.gated ? 1 : 0, Shape.zero_centred_norm ? 1 : 0,
-                        Shape.page_tokens, static_cast<int>(Shape.format) > ;
+  static constexpr auto kernel =
+      attention_append<Shape.heads, Shape.kv_heads, Shape.head_dim, Shape.rotary_dim, int{Shape.gated},
+                       int{Shape.zero_centred_norm}, Shape.page_tokens, int(Shape.format)>;
   static constexpr int threads = attention_append_threads;
 
   template <class Visit>
@@ -120,9 +122,9 @@ struct attention_append_family {
 template <attention_shape Shape, attention_policy Policy = select_attention(Shape)>
 struct attention_prefill_family {
   static constexpr const char* name = "attention_prefill";
-  static constexpr auto kernel = &attention_prefill < Policy.prefill_rows, Shape.heads, Shape.kv_heads,
-                        Shape.head_dim, Shape.rotary_dim, Shape.gated ? 1 : 0,
-                        Shape.zero_centred_norm ? 1 : 0, Shape.page_tokens, static_cast<int>(Shape.format) > ;
+  static constexpr auto kernel =
+      attention_prefill<Policy.prefill_rows, Shape.heads, Shape.kv_heads, Shape.head_dim, Shape.rotary_dim,
+                        int{Shape.gated}, int{Shape.zero_centred_norm}, Shape.page_tokens, int(Shape.format)>;
   static constexpr int threads = 2 * Policy.prefill_rows;
   static constexpr std::size_t shared_bytes = sizeof(device::prefill_shared<Shape, Policy.prefill_rows>);
 

@@ -25,8 +25,6 @@
 
 namespace nibble {
 
-inline constexpr int attention_decode_threads = 256;
-
 namespace device {
 
 /// Below every score; finite, so that differences of two such are 0 and not NaN.
@@ -40,10 +38,10 @@ struct decode_piece {
   [[nodiscard]] __device__ __forceinline__ bool last_chunk() const { return chunk == chunks - 1; }
 };
 
-template <attention_shape S>
+template <attention_shape S, int Warps>
 struct decode_shared {
   static constexpr int group = S.group(), tiles = (group + 7) / 8, steps = S.head_dim / 16;
-  static constexpr int warps = attention_decode_threads / 32;
+  static constexpr int warps = Warps;
   static constexpr int row = S.head_dim + 4, quads = group * S.head_dim / 4;
   static constexpr int tile_bytes = 16 * S.head_dim * (S.format == kv_format::bf16 ? 2 : 1);
   static constexpr int partials_at_once = 8;
@@ -63,6 +61,7 @@ struct decode_shared {
   float2 total[group];              ///< of the result
   float factor[flat_chunks][group];
   float fresh_score[group];
+  float frequency[S.rotary_dim / 2];
   float2 angle[2][S.rotary_dim / 2];  ///< (cos, sin) of the row's position, as `piece`
   decode_piece piece[2];              ///< the one being worked on and the next
   sequence_table pieces;
@@ -84,11 +83,11 @@ __device__ __forceinline__ unsigned count_arrival(unsigned* counter) {
   return before;
 }
 
-template <attention_shape S, int MostChunks, int LeastChunkTokens>
+template <attention_shape S, int Warps, int MostChunks, int LeastChunkTokens, int WideChunkTokens>
 struct attention_decoder {
   static constexpr kv_format format = S.format;
   static constexpr int dim = S.head_dim, group = S.group(), kv_heads = S.kv_heads;
-  static constexpr int threads = attention_decode_threads, warps = threads / 32;
+  static constexpr int threads = 32 * Warps, warps = Warps;
   static constexpr int head_tiles = (group + 7) / 8, steps = dim / 16;
   static constexpr int chains = 2;  ///< sums of a score, which halves its latency
   using head = warp_head<dim, S.rotary_dim, S.zero_centred_norm>;
@@ -96,7 +95,7 @@ struct attention_decoder {
   using math = kv_math<format>;
   using keys = key_tile<format, dim>;
   using values = value_tile<format, dim>;
-  using shared_t = decode_shared<S>;
+  using shared_t = decode_shared<S, Warps>;
   static constexpr bool bulk = device::chains;  ///< sm_90: bulk copies
   using accumulators = float[head_tiles][steps][4];
 
@@ -110,7 +109,7 @@ struct attention_decoder {
     w.number = number;
     w.sequence = sequence_of(shared.pieces, p.step.sequences, number);
     w.position = shared.position[w.sequence];
-    const context_chunks c = chunks_of(w.position, MostChunks, LeastChunkTokens);
+    const context_chunks c = chunks_of(w.position, MostChunks, LeastChunkTokens, WideChunkTokens);
     const int in = number - shared.pieces.before[w.sequence];
     w.kv = in % kv_heads;
     w.chunk = in / kv_heads;
@@ -148,7 +147,7 @@ struct attention_decoder {
     if (threadIdx.x == 0) shared.piece[turn] = w;
 #pragma unroll 1
     for (int i = threadIdx.x; i < S.rotary_dim / 2; i += threads)
-      shared.angle[turn][i] = cosine_sine(static_cast<float>(w.position) * p.inverse_frequencies[i]);
+      shared.angle[turn][i] = cosine_sine(static_cast<float>(w.position) * shared.frequency[i]);
     return pages_from(w, 0);
   }
   /// Asks for this warp's first tile as far as the L2 cache, while the piece before is finished.
@@ -471,9 +470,6 @@ struct attention_decoder {
   /// Adds `count` partial results, `stride` pieces apart, in order. \param count at most flat_chunks
   __device__ __forceinline__ void add_partials(int first, int stride, int count) {
     const int thread = thread_here();
-    weigh([&](int c, int h) {
-      return c < count ? __ldcg(sums_at(first + c * stride) + h) : make_float2(no_score, 0);
-    });
 #pragma unroll 1
     for (int c0 = 0; c0 < count; c0 += shared_t::partials_at_once) {
       const int here = min(shared_t::partials_at_once, count - c0);
@@ -482,6 +478,10 @@ struct attention_decoder {
       for (int i = thread; i < here * quads; i += threads)
         copy_async(to + i * 16, values_at(first + (c0 + i / quads) * stride) + i % quads, true);
       commit_copies();
+      if (c0 == 0)
+        weigh([&](int c, int h) {
+          return c < count ? __ldcg(sums_at(first + c * stride) + h) : make_float2(no_score, 0);
+        });
       wait_for_copies<0>();
       __syncthreads();
 #pragma unroll 1
@@ -563,23 +563,42 @@ struct attention_decoder {
     write_output(w);
   }
 
-  __device__ __forceinline__ void run() {
+  /// What does not depend on the kernel before. The warps share it out, so that its latencies overlap.
+  __device__ __forceinline__ void prepare_block() {
+    if (warp == 0) {
+      fill_table(shared.pieces, p.step.sequences, [&](int s) {
+        const int position = p.step.position[s];
+        shared.position[s] = position;
+        return kv_heads * chunks_of(position, MostChunks, LeastChunkTokens, WideChunkTokens).count;
+      });
+    } else if (warp == 1) {
 #pragma unroll 1
-    for (int d = threadIdx.x; d < dim; d += threads)
-      shared.norm[0][d] = p.q_norm[d], shared.norm[1][d] = p.k_norm[d];
+      for (int s = lane; s < p.step.sequences; s += 32) shared.row_of[s] = p.step.first_row[s];
 #pragma unroll 1
-    for (int i = threadIdx.x; i < head_tiles * steps * 32; i += threads)
-      (&shared.q[0][0][0])[i] = make_uint4(0, 0, 0, 0);  // heads that do not exist
+      for (int i = lane; i < S.rotary_dim / 2; i += 32) shared.frequency[i] = p.inverse_frequencies[i];
+    } else {
+      static_assert(warps >= 4 && dim % 4 == 0);
+      if (warp < 4) {
+        const float* from = warp == 2 ? p.q_norm : p.k_norm;
+#pragma unroll
+        for (int d = lane; d < dim; d += 32) shared.norm[warp - 2][d] = from[d];
+      }
+    }
+    if constexpr (group % 8 != 0) {  // heads that do not exist
 #pragma unroll 1
-    for (int s = threadIdx.x; s < p.step.sequences; s += threads) shared.row_of[s] = p.step.first_row[s];
-    if (threadIdx.x < 2 * warps) barrier_init(shared_address(&shared.arrived[0][0] + threadIdx.x), 1);
-    if (threadIdx.x < 2 * warps) barrier_init_fence();
-    fill_table(shared.pieces, p.step.sequences, [&](int s) {
-      const int position = p.step.position[s];
-      shared.position[s] = position;
-      return kv_heads * chunks_of(position, MostChunks, LeastChunkTokens).count;
-    });
+      for (int i = threadIdx.x; i < head_tiles * steps * 32; i += threads)
+        (&shared.q[0][0][0])[i] = make_uint4(0, 0, 0, 0);
+    }
+    if (threadIdx.x == threads - 1) {
+#pragma unroll 1
+      for (int i = 0; i < 2 * warps; ++i) barrier_init(shared_address(&shared.arrived[0][0] + i), 1);
+      barrier_init_fence();
+    }
     __syncthreads();
+  }
+
+  __device__ __forceinline__ void run() {
+    prepare_block();
     // One way through the loop per piece, and one to start the first: the next piece's first tile is on its
     // way while a piece is finished.
     bool first = true;
@@ -628,14 +647,14 @@ struct attention_decoder {
 }  // namespace device
 
 // Kernels take the shape as integers; see gemv_types.hpp.
-template <int Heads, int KvHeads, int Dim, int Rotary, int Gated, int Centred, int PageTokens, int Format,
-          int MostChunks, int LeastChunkTokens>
-__global__ __launch_bounds__(attention_decode_threads, 1) void attention_decode(const attention_params p) {
+template <int Warps, int MostChunks, int LeastChunkTokens, int WideChunkTokens, int Heads, int KvHeads,
+          int Dim, int Rotary, int Gated, int Centred, int PageTokens, int Format>
+__global__ __launch_bounds__(32 * Warps, 8 / Warps) void attention_decode(const attention_params p) {
   constexpr attention_shape shape{Heads,      KvHeads,      Dim,        Rotary,
                                   Gated != 0, Centred != 0, PageTokens, kv_format(Format)};
   extern __shared__ __align__(16) std::byte attention_memory[];
-  auto& shared = *reinterpret_cast<device::decode_shared<shape>*>(attention_memory);
-  device::attention_decoder<shape, MostChunks, LeastChunkTokens>{p, shared}.run();
+  auto& shared = *reinterpret_cast<device::decode_shared<shape, Warps>*>(attention_memory);
+  device::attention_decoder<shape, Warps, MostChunks, LeastChunkTokens, WideChunkTokens>{p, shared}.run();
 }
 
 }  // namespace nibble

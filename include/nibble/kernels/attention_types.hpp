@@ -63,13 +63,15 @@ struct attention_shape {
   [[nodiscard]] constexpr bool valid() const { return fault() == nullptr; }
 };
 
-/// Tuning numbers. None of them changes a result, except `most_chunks` and `least_chunk_tokens`: they are
-/// part of the summation order of decode.
+/// Tuning numbers. A row's bits depend on the numbers of the first group, never on those of the second.
 struct attention_policy {
-  int decode_blocks = 132;       ///< the grid of decode, whatever the contexts
-  int most_chunks = 66;          ///< for all KV heads of a sequence together: a wave at batch 1
-  int least_chunk_tokens = 128;  ///< a multiple of 16
-  int prefill_rows = 128;  ///< rows (token × query head) of a block: 128, or 64 where shared memory is short
+  int decode_warps = 8;          ///< 8, or 4 with two blocks a multiprocessor
+  int most_chunks = 66;          ///< of a sequence and KV head: a wave at batch 1
+  int least_chunk_tokens = 128;  ///< a multiple of 16, as the next
+  int wide_chunk_tokens = 512;   ///< chunks grow up to this size before there are more than flat_chunks
+
+  int decode_blocks = 132;  ///< the grid of decode, whatever the contexts
+  int prefill_rows = 128;   ///< rows (token x query head) of a block: 128, or 64 where shared memory is short
   int append_blocks = 528;  ///< the most blocks of the kernel that fills the cache
 
   friend constexpr bool operator==(const attention_policy&, const attention_policy&) = default;
@@ -80,12 +82,21 @@ struct attention_policy {
                                                           int multiprocessors = 132,
                                                           int shared_bytes = 227 * 1024) {
   attention_policy p;
-  p.decode_blocks = multiprocessors;
+  p.decode_warps = shape.head_dim == 256 && shared_bytes < 160 * 1024 ? 4 : 8;
+  p.decode_blocks = multiprocessors * 8 / p.decode_warps;
   p.most_chunks = std::clamp(p.decode_blocks / shape.kv_heads, 16, 144);
-  p.prefill_rows = shape.head_dim == 256 && shared_bytes < 128 * 1024 ? 64 : 128;
+  p.prefill_rows = shape.head_dim == 256 && shared_bytes < 130 * 1024 ? 64 : 128;
   p.append_blocks = 4 * multiprocessors;
   return p;
 }
+
+/// Partial results that are added in one go; where there are more chunks, they are added in groups of
+/// chunks_per_group first.
+inline constexpr int flat_chunks = 16;
+inline constexpr int chunks_per_group = 12;
+/// Arrival counters of one KV head of one sequence: its groups, then the whole.
+inline constexpr int counters_per_head = 16;
+static_assert((144 + chunks_per_group - 1) / chunks_per_group < counters_per_head);
 
 /// How decode cuts a context of `tokens` cached tokens: a function of that sequence alone.
 struct context_chunks {
@@ -93,19 +104,16 @@ struct context_chunks {
   int count = 0;   ///< at least 1
 };
 [[nodiscard]] NIBBLE_HOST_DEVICE constexpr context_chunks chunks_of(int tokens, int most_chunks,
-                                                                    int least_chunk_tokens) {
-  const int even = ((tokens + most_chunks - 1) / most_chunks + 15) / 16 * 16;
-  const int chunk = even > least_chunk_tokens ? even : least_chunk_tokens;
+                                                                    int least_chunk_tokens,
+                                                                    int wide_chunk_tokens) {
+  const int flat = (tokens + 16 * flat_chunks - 1) / (16 * flat_chunks) * 16;
+  const int many = (tokens + 16 * most_chunks - 1) / (16 * most_chunks) * 16;
+  int chunk = flat < wide_chunk_tokens ? flat : wide_chunk_tokens;
+  chunk = chunk > many ? chunk : many;
+  chunk = chunk > least_chunk_tokens ? chunk : least_chunk_tokens;
   const int count = (tokens + chunk - 1) / chunk;
   return {chunk, count > 1 ? count : 1};
 }
-
-/// Chunks are added in groups of so many, then the groups, where there are more than `flat_chunks`.
-inline constexpr int flat_chunks = 16;
-inline constexpr int chunks_per_group = 12;
-/// Arrival counters of one KV head of one sequence: its groups, then the whole.
-inline constexpr int counters_per_head = 16;
-static_assert((144 + chunks_per_group - 1) / chunks_per_group < counters_per_head);
 
 /// Chunks of all sequences of a launch, at most. \param context_tokens tokens that the caches of all
 /// sequences of a launch hold together, at most; 0: no bound is known
