@@ -68,4 +68,5 @@ def main():
         print(bits(back))
 
 
-main()
+if __name__ == "__main__":
+    main()
