@@ -76,8 +76,8 @@ struct members {
  private:
   static constexpr bool unique_names() {
     const std::array<std::string_view, count + 1> names{Members::name..., {}};
-    for (std::size_t i = 0; i < count; ++i)
-      for (std::size_t j = i + 1; j < count; ++j)
+    for (std::size_t i = 0; i < names.size(); ++i)
+      for (std::size_t j = i + 1; j < names.size(); ++j)
         if (!names[i].empty() && names[i] == names[j]) return false;
     return true;
   }
