@@ -10,6 +10,7 @@
 #include "nibble/kernels/delta_prefill.cuh"
 #include "nibble/kernels/norm.cuh"
 #include "nibble/kernels/router.cuh"
+#include "nibble/kernels/sampling.cuh"
 
 using namespace nibble;
 using bench::allocate;
@@ -150,7 +151,7 @@ void time_router() {
   bf* const gates = random_bf16(static_cast<std::size_t>(layers) * routed.hidden, 0.02);
   auto* const workspace = allocate<std::byte>(router_workspace_bytes(routed));
   BENCH_CHECK(cudaMemset(workspace, 0, router_workspace_bytes(routed)));
-  for (const int rows : {1, 4, 8, 16, 17, 64, 512, 8192}) {
+  for (const int rows : {1, 4, 8, 16, 32, 64, 112, 128, 512, 8192}) {
     router_params p;
     p.rows = rows, p.hidden = random_bf16(static_cast<std::size_t>(rows) * routed.hidden, 1),
     p.ldh = routed.hidden;
@@ -189,6 +190,48 @@ void time_rows() {
   }
 }
 
+void time_sampling() {
+  constexpr int vocab = 248320, most = 64;
+  using family = sampling_family<vocab>;
+  load<family>();
+  auto* const workspace = allocate<std::byte>(sampling_workspace_bytes(vocab, most));
+  BENCH_CHECK(cudaMemset(workspace, 0, sampling_workspace_bytes(vocab, most)));
+  // A peaked row, as models give: most of the mass on few tokens, the others far below.
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal(0, 2.5f);
+  std::vector<float> logits(static_cast<std::size_t>(vocab) * most);
+  for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = normal(random) + (i % 9973 == 0 ? 9.0f : 0.0f);
+  const float* const d_logits = upload(logits);
+  auto* const out = allocate<sampled_row>(most);
+  struct setting {
+    const char* name;
+    float temperature;
+    int top_k;
+    float top_p, min_p;
+    int logprobs;
+    bool all_greedy;
+  };
+  for (const setting& s :
+       {setting{"greedy", 0, 0, 1, 0, -1, true}, setting{"unfiltered", 1, 0, 1, 0, -1, false},
+        setting{"top_k 20 top_p 0.95", 1, 20, 0.95f, 0, -1, false},
+        setting{"top_p 0.95", 1, 0, 0.95f, 0, -1, false}, setting{"min_p 0.05", 1, 0, 1, 0.05f, -1, false},
+        setting{"top_k 20 logprobs 20", 1, 20, 1, 0, 20, false}})
+    for (const int rows : {1, 8, 64}) {
+      std::vector<sampling_row> r(static_cast<std::size_t>(rows));
+      for (std::size_t i = 0; i < r.size(); ++i)
+        r[i].temperature = s.temperature, r[i].top_k = s.top_k, r[i].top_p = s.top_p, r[i].min_p = s.min_p,
+        r[i].logprobs = s.logprobs, r[i].seed = 17 * i + 1;
+      sampling_launch_params p;
+      p.rows = rows, p.logits = d_logits, p.ldl = vocab, p.row = upload(r), p.out = out,
+      p.workspace = workspace;
+      p.all_greedy = s.all_greedy, p.any_logprobs = s.logprobs >= 0;
+      const launch_options chained{bench::stream(), launch_chain::pdl};
+      const double us = graph_time(
+          20, [&](int) { good(family::launch(p, chained)); }, 11);
+      add(std::string("sampling ") + s.name, "248320", rows, us, 4.0 * rows * vocab);
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -196,6 +239,7 @@ int main(int argc, char** argv) {
   if (asked("decode")) time_decode();
   if (asked("router")) time_router();
   if (asked("rows")) time_rows();
+  if (asked("sampling")) time_sampling();
   if (asked("prefill")) time_prefill();
   if (argc > 1 && std::strlen(argv[1]) > 0) report.write(argv[1]);
   return 0;

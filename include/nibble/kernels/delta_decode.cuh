@@ -98,12 +98,12 @@ struct delta_decode_family {
       s = visit(delta_decode_kernel_of<Shape, true, NormedInput>, device::delta_threads, std::size_t{0},
                 name);
     if (s.ok())
-      s = visit(delta_decode_kernel_of<Shape, false, NormedInput>, device::delta_threads * Shape.splits(),
-                std::size_t{0}, name);
+      s = visit(delta_decode_kernel_of<Shape, false, NormedInput>, device::delta_threads, std::size_t{0},
+                name);
     return s;
   }
 
-  /// \param clustered false: a block takes a whole head, on any device
+  /// \param clustered false: a block takes a whole head, on any device. The same bits either way
   static status launch_with(const params& p, const launch_options& options, bool clustered) {
     if (const status s = detail::check_delta(Shape, p, name); !s.ok()) return s;
     if (!NormedInput && !detail::aligned_16(p.input_norm))
@@ -115,13 +115,17 @@ struct delta_decode_family {
                                      dim3(static_cast<unsigned>(Shape.splits()), heads, sequences),
                                      device::delta_threads, Shape.splits(), options, name, p);
     return nibble::launch(delta_decode_kernel_of<Shape, false, NormedInput>, dim3(1, heads, sequences),
-                          device::delta_threads * Shape.splits(), 0, options, name, p);
+                          device::delta_threads, 0, options, name, p);
   }
   static status launch(const params& p, const launch_options& options) {
-    bool clusters = false;
-    if (const status s = detail::device_has_clusters(clusters, name); !s.ok()) return s;
-    return launch_with(p, options, clusters && Shape.splits() > 1);
+    // Clusters put more multiprocessors to work on few sequences.
+    bool clusters = Shape.splits() > 1 && p.step.sequences * Shape.value_heads <= most_clustered_heads;
+    if (clusters)
+      if (const status s = detail::device_has_clusters(clusters, name); !s.ok()) return s;
+    return launch_with(p, options, clusters);
   }
+  /// Heads of a launch up to which clusters are faster (measured on an H200).
+  static constexpr int most_clustered_heads = 80;
 };
 
 /// The empty state of one layer in a slot. Asynchronous; a memset node when captured.

@@ -3,6 +3,8 @@
 /// The family of prefill kernels of the delta rule.
 #pragma once
 
+#include <algorithm>
+
 #include "nibble/kernels/delta_decode.cuh"
 #include "nibble/kernels/delta_prefill_kernel.cuh"
 
@@ -41,9 +43,11 @@ struct delta_prefill_family {
     status s = visit(delta_gates_kernel_of<Shape>, product::threads,
                      static_cast<std::size_t>(product::shared_bytes), "delta_gates");
     if (s.ok()) s = visit(delta_conv_kernel_of<Shape>, 256, std::size_t{0}, "delta_conv");
+    int shared = 0;
+    if (s.ok()) s = recurrence_shared(true, shared);
     if (s.ok())
-      s = visit(delta_recurrence_kernel_of<Shape>, device::delta_threads,
-                static_cast<std::size_t>(stream::shared_bytes), "delta_recurrence");
+      s = visit(delta_recurrence_kernel_of<Shape>, device::delta_threads, static_cast<std::size_t>(shared),
+                "delta_recurrence");
     if (s.ok()) s = visit(delta_norm_kernel_of<Shape>, 256, std::size_t{0}, "delta_norm");
     return s;
   }
@@ -62,15 +66,31 @@ struct delta_prefill_family {
       s = nibble::launch(delta_conv_kernel_of<Shape>,
                          dim3(tiles, count(2 * Shape.key_heads + Shape.value_heads, 8)), 256, 0, options,
                          name, p);
+    int shared = 0;
+    if (s.ok()) s = recurrence_shared(p.step.sequences == 1, shared);
     if (s.ok())
       s = nibble::launch(
           delta_recurrence_kernel_of<Shape>,
           dim3(static_cast<unsigned>(Shape.splits()), static_cast<unsigned>(Shape.value_heads), sequences),
-          device::delta_threads, stream::shared_bytes, options, name, p);
+          device::delta_threads, static_cast<std::size_t>(shared), options, name, p);
     if (s.ok())
       s = nibble::launch(delta_norm_kernel_of<Shape>, dim3(tiles, count(Shape.value_heads, 8)), 256, 0,
                          options, name, p);
     return s;
+  }
+
+ private:
+  /// Shared memory of a block of the recurrence. With `alone` it is more than half of a multiprocessor's: the
+  /// blocks of one sequence are no more than multiprocessors, and two on one would be as slow as two in turn.
+  static status recurrence_shared(bool alone, int& bytes) {
+    bytes = stream::shared_bytes;
+    if (!alone) return status::success();
+    int device = 0, most = 0;
+    if (const auto e = cudaGetDevice(&device); e != cudaSuccess)
+      return status::cuda(static_cast<int>(e), name, "there is no current device");
+    const auto e = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    bytes = std::max(bytes, std::min(most, 116 << 10));
+    return status::cuda(static_cast<int>(e), name, "the device's shared memory could not be read");
   }
 };
 

@@ -27,7 +27,7 @@ struct delta_workspace {
 
 /// decay and β of 64 rows a block, from x and the b|a matrix.
 template <int Hidden, int Channels, int ValueHeads>
-__global__ __launch_bounds__(256) void delta_gates_kernel(const __grid_constant__ delta_rule_params p) {
+__global__ __launch_bounds__(256, 1) void delta_gates_kernel(const __grid_constant__ delta_rule_params p) {
   using namespace device;
   using plan = rows_product_plan<2 * ValueHeads, false, Hidden>;
   extern __shared__ __align__(128) std::uint8_t shared[];
@@ -187,32 +187,36 @@ __global__ __launch_bounds__(device::delta_threads) void delta_recurrence_kernel
   delta_fragment<KeyDim> s;
   if (!idle) s.load(state, t);
   wait_for_previous_grid();
-  let_next_grid_start();
   if (idle) return;
   const delta_workspace<channels, ValueHeads> work(p);
   float* const rows = work.rows + static_cast<std::size_t>(begin) * channels;
   const float2* const gates = work.gates + static_cast<std::size_t>(begin) * ValueHeads + head;
   const int v_at = 2 * shape.key_width() + head * ValueDim + split * delta_columns;
 
-  const auto fetch = [&](int stage_number) {
-    const int first = stage_number * stream::tokens;
-    const std::uint32_t to = shared_address(shared) + stage_number % stream::stages * stream::stage_bytes;
-    constexpr int pieces = stream::token_floats / 4;
+  // A pass of the block brings q̂ (and k̂) of `together` tokens; v of a stage comes in one.
+  constexpr int pieces = KeyDim / 4, together = delta_threads / pieces;
+  static_assert(stream::tokens * delta_columns / 4 <= delta_threads && stream::tokens % together == 0);
+  const float* const q_from =
+      rows + static_cast<std::size_t>(t / pieces) * channels + key_head * KeyDim + 4 * (t % pieces);
+  const float* const v_from = rows + static_cast<std::size_t>(t / 8) * channels + v_at + 4 * (t % 8);
+  const std::uint32_t q_to =
+      shared_address(shared) + 4 * (t / pieces * stream::token_floats + 4 * (t % pieces));
+  const std::uint32_t v_to =
+      shared_address(shared) + 4 * (t / 8 * stream::token_floats + 2 * KeyDim + 4 * (t % 8));
+  const auto fetch = [&](int stage) {
+    const int first = stage * stream::tokens, left = count - first;
+    const std::uint32_t to = stage % stream::stages * stream::stage_bytes;
+    const std::size_t from = static_cast<std::size_t>(first) * channels;
 #pragma unroll
-    for (int i = 0; i < (stream::tokens * pieces + delta_threads - 1) / delta_threads; ++i) {
-      const int c = i * delta_threads + t, token = c / pieces, piece = c % pieces;
-      if (token >= stream::tokens || first + token >= count) continue;
-      const float* from = rows + static_cast<std::size_t>(first + token) * channels;
-      if (piece < KeyDim / 4)
-        from += key_head * KeyDim + 4 * piece;
-      else if (piece < KeyDim / 2)
-        from += shape.key_width() + key_head * KeyDim + 4 * piece - KeyDim;
-      else
-        from += v_at + 4 * piece - 2 * KeyDim;
-      copy_async_16(to + token * (4 * stream::token_floats) + 16 * piece, from);
-    }
-    if (t < stream::tokens && first + t < count)
-      copy_async_8(to + stream::tokens * 4 * stream::token_floats + 8 * t,
+    for (int i = 0; i < stream::tokens / together; ++i)
+      if (t / pieces + together * i < left) {
+        const float* q = q_from + from + static_cast<std::size_t>(together * i) * channels;
+        copy_async_16(q_to + to + 4 * together * i * stream::token_floats, q);
+        copy_async_16(q_to + to + 4 * (together * i * stream::token_floats + KeyDim), q + shape.key_width());
+      }
+    if (t / 8 < stream::tokens && t / 8 < left) copy_async_16(v_to + to, v_from + from);
+    if (t < stream::tokens && t < left)
+      copy_async_8(shared_address(shared) + to + stream::tokens * 4 * stream::token_floats + 8 * t,
                    gates + static_cast<std::size_t>(first + t) * ValueHeads);
   };
   const int stages = (count + stream::tokens - 1) / stream::tokens;
@@ -222,9 +226,11 @@ __global__ __launch_bounds__(device::delta_threads) void delta_recurrence_kernel
     copy_async_commit();
   }
   constexpr int each = delta_fragment<KeyDim>::rows;
-  const int column = 4 * (t / 16) + owned_column(t);
-  float* out = rows + v_at + column;  // o of a token takes the place of its v
-  float q[each];
+  const int pair = t / 16;
+  const bool writes = (t & 14) == 0;
+  // o of a token takes the place of its v, a token later; before the first there is nothing to write.
+  float* out = rows + v_at + 2 * pair + (t & 1) - channels;
+  float q[each] = {};
 #pragma unroll 1
   for (int i = 0; i < stages; ++i) {
     copy_async_wait<stream::stages - 2>();
@@ -234,29 +240,37 @@ __global__ __launch_bounds__(device::delta_threads) void delta_recurrence_kernel
     const auto* data = reinterpret_cast<const float*>(shared + i % stream::stages * stream::stage_bytes);
     const auto* gate = reinterpret_cast<const float2*>(data + stream::tokens * stream::token_floats);
     const int tokens = min(stream::tokens, count - i * stream::tokens);
-    // The output of a token is computed beside the next token's first product: it is off the chain from
-    // state to state.
+    float k[each];
+    load_key<KeyDim>(k, data + KeyDim, t);
+    float2 g = gate[0], v = *reinterpret_cast<const float2*>(data + 2 * KeyDim + 2 * pair);
+    // The output of a token is computed beside the next token's first product, and the next token's k, v and
+    // gates are asked for early: neither is on the chain from state to state.
 #pragma unroll 2
     for (int token = 0; token < tokens; ++token) {
       const float* row = data + token * stream::token_floats;
-      float k[each];
-      load_key<KeyDim>(k, row + KeyDim, t);
-      const float2 g = gate[token];
-      const float v = row[2 * KeyDim + column];
-      const float seen = sum_columns(s.dot(k));
-      if (i > 0 || token > 0) {
-        const float o = sum_columns(s.dot(q));
-        if ((t & 12) == 0) *out = o;
-        out += channels;
-      }
-      s.decay(g.x);
+      const int next = min(token + 1, tokens - 1);
+      const float* next_row = data + next * stream::token_floats;
+      const float2 seen = sum_columns(s.dot(k));
+      float next_k[each];
+      load_key<KeyDim>(next_k, next_row + KeyDim, t);
+      const float2 next_g = gate[next];
+      const float2 next_v = *reinterpret_cast<const float2*>(next_row + 2 * KeyDim + 2 * pair);
+      const float o = sum_own_column(s.dot(q));
+      if (writes && i + token > 0) *out = o;
+      out += channels;
       load_key<KeyDim>(q, row, t);
-      s.add(k, gather_columns(delta_of(v, seen, g.x, g.y)));
+      s.decay(g.x);
+      s.add(k, delta_of(v, seen, g.x, g.y));
+#pragma unroll
+      for (int j = 0; j < each; ++j) k[j] = next_k[j];
+      g = next_g, v = next_v;
     }
   }
-  const float o = sum_columns(s.dot(q));
-  if ((t & 12) == 0) *out = o;
+  const float o = sum_own_column(s.dot(q));
+  if (writes) *out = o;
   s.store(state, t);
+  // Not before: the gated norm's many blocks would wait on these multiprocessors all the while.
+  let_next_grid_start();
 }
 
 /// The gated norm: a warp per (row, head), eight heads a block.

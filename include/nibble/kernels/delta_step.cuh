@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// One token of the delta rule on 32 columns of a head, by 128 threads: decode and prefill share it, so that
+/// One token of the delta rule on 32 columns of a head, by 256 threads: decode and prefill share it, so that
 /// a token's result is the same bits in both.
 ///
-/// Thread t has the columns 4 (t / 16) … + 3 and, of every 64 rows, 4 l … 4 l + 3 with l = t % 16.
+/// Thread t has the columns 2 (t / 16) and the next and, of every 64 rows, 4 l … 4 l + 3 with l = t % 16: two
+/// warps a scheduler, so that one computes while the other sums over its lanes.
 #pragma once
 
 #include "nibble/kernels/delta_types.hpp"
@@ -11,47 +12,46 @@
 
 namespace nibble::device {
 
-inline constexpr int delta_threads = 128;
+inline constexpr int delta_threads = 256;
 inline constexpr float delta_l2_eps = 1e-6f;
 
 template <int KeyDim>
 struct delta_fragment {
-  static constexpr int rows = KeyDim / 16;
-  float4 s[rows];
+  static constexpr int rows = KeyDim / 16;  ///< of a thread
+  float4 s[rows / 2];                       ///< two rows × two columns each
 
-  /// \param block this split's KeyDim · 32 floats (see state_index)  \param t 0…127
+  /// \param block this split's KeyDim · 32 floats (see state_index)  \param t 0…255
   __device__ __forceinline__ void load(const float* block, int t) {
 #pragma unroll
-    for (int j = 0; j < rows; ++j) s[j] = load_float4(block + 512 * j + 4 * t);
+    for (int j = 0; j < rows / 2; ++j) s[j] = load_float4(block + 1024 * j + 4 * t);
   }
   __device__ __forceinline__ void store(float* block, int t) const {
 #pragma unroll
-    for (int j = 0; j < rows; ++j) *reinterpret_cast<float4*>(block + 512 * j + 4 * t) = s[j];
+    for (int j = 0; j < rows / 2; ++j) *reinterpret_cast<float4*>(block + 1024 * j + 4 * t) = s[j];
   }
-  /// This thread's part of Sᵀv.
-  __device__ __forceinline__ float4 dot(const float (&v)[rows]) const {
-    float4 u;
-    u.x = __fmul_rn(s[0].x, v[0]), u.y = __fmul_rn(s[0].y, v[0]);
-    u.z = __fmul_rn(s[0].z, v[0]), u.w = __fmul_rn(s[0].w, v[0]);
+  /// This thread's part of Sᵀv: even and odd rows apart, then together.
+  __device__ __forceinline__ float2 dot(const float (&v)[rows]) const {
+    float2 even = make_float2(__fmul_rn(s[0].x, v[0]), __fmul_rn(s[0].y, v[0]));
+    float2 odd = make_float2(__fmul_rn(s[0].z, v[1]), __fmul_rn(s[0].w, v[1]));
 #pragma unroll
-    for (int j = 1; j < rows; ++j) {
-      u.x = __fmaf_rn(s[j].x, v[j], u.x), u.y = __fmaf_rn(s[j].y, v[j], u.y);
-      u.z = __fmaf_rn(s[j].z, v[j], u.z), u.w = __fmaf_rn(s[j].w, v[j], u.w);
+    for (int j = 1; j < rows / 2; ++j) {
+      even.x = __fmaf_rn(s[j].x, v[2 * j], even.x), even.y = __fmaf_rn(s[j].y, v[2 * j], even.y);
+      odd.x = __fmaf_rn(s[j].z, v[2 * j + 1], odd.x), odd.y = __fmaf_rn(s[j].w, v[2 * j + 1], odd.y);
     }
-    return u;
+    return make_float2(__fadd_rn(even.x, odd.x), __fadd_rn(even.y, odd.y));
   }
   __device__ __forceinline__ void decay(float by) {
 #pragma unroll
-    for (int j = 0; j < rows; ++j) {
+    for (int j = 0; j < rows / 2; ++j) {
       s[j].x = __fmul_rn(s[j].x, by), s[j].y = __fmul_rn(s[j].y, by);
       s[j].z = __fmul_rn(s[j].z, by), s[j].w = __fmul_rn(s[j].w, by);
     }
   }
-  __device__ __forceinline__ void add(const float (&k)[rows], const float4& delta) {
+  __device__ __forceinline__ void add(const float (&k)[rows], const float2& delta) {
 #pragma unroll
-    for (int j = 0; j < rows; ++j) {
-      s[j].x = __fmaf_rn(k[j], delta.x, s[j].x), s[j].y = __fmaf_rn(k[j], delta.y, s[j].y);
-      s[j].z = __fmaf_rn(k[j], delta.z, s[j].z), s[j].w = __fmaf_rn(k[j], delta.w, s[j].w);
+    for (int j = 0; j < rows / 2; ++j) {
+      s[j].x = __fmaf_rn(k[2 * j], delta.x, s[j].x), s[j].y = __fmaf_rn(k[2 * j], delta.y, s[j].y);
+      s[j].z = __fmaf_rn(k[2 * j + 1], delta.x, s[j].z), s[j].w = __fmaf_rn(k[2 * j + 1], delta.y, s[j].w);
     }
   }
 };
@@ -66,28 +66,29 @@ __device__ __forceinline__ void load_key(float (&to)[KeyDim / 16], const float* 
   }
 }
 
-/// Of the 4 columns of a 16-lane group, the one whose sum this lane receives.
-__device__ __forceinline__ int owned_column(int t) { return 2 * (t & 1) + ((t >> 1) & 1); }
-
-/// Sums of a group's parts over its 16 lanes: each lane gets its owned column's.
-__device__ __forceinline__ float sum_columns(const float4& u) {
-  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
-  float a = odd ? u.z : u.x, b = odd ? u.w : u.y;
-  a = __fadd_rn(a, __shfl_xor_sync(whole_warp, odd ? u.x : u.z, 1));
-  b = __fadd_rn(b, __shfl_xor_sync(whole_warp, odd ? u.y : u.w, 1));
-  float c = __fadd_rn(upper ? b : a, __shfl_xor_sync(whole_warp, upper ? a : b, 2));
-  c = __fadd_rn(c, __shfl_xor_sync(whole_warp, c, 4));
-  return __fadd_rn(c, __shfl_xor_sync(whole_warp, c, 8));
+/// Sums of a pair's parts over its 16 lanes, in each of them.
+__device__ __forceinline__ float2 sum_columns(float2 u) {
+#pragma unroll
+  for (int bit = 1; bit < 16; bit *= 2) {
+    u.x = __fadd_rn(u.x, __shfl_xor_sync(whole_warp, u.x, bit));
+    u.y = __fadd_rn(u.y, __shfl_xor_sync(whole_warp, u.y, bit));
+  }
+  return u;
 }
-/// The four columns' values from the lanes that own them.
-__device__ __forceinline__ float4 gather_columns(float v) {
-  return make_float4(__shfl_sync(whole_warp, v, 0, 16), __shfl_sync(whole_warp, v, 2, 16),
-                     __shfl_sync(whole_warp, v, 1, 16), __shfl_sync(whole_warp, v, 3, 16));
+/// The same sums, the first column's in even lanes and the second's in odd ones.
+__device__ __forceinline__ float sum_own_column(const float2& u) {
+  const bool odd = threadIdx.x & 1;
+  float v = odd ? u.y : u.x;
+  v = __fadd_rn(v, __shfl_xor_sync(whole_warp, odd ? u.x : u.y, 1));
+#pragma unroll
+  for (int bit = 2; bit < 16; bit *= 2) v = __fadd_rn(v, __shfl_xor_sync(whole_warp, v, bit));
+  return v;
 }
 
 /// δ = β (v − e^g u)
-__device__ __forceinline__ float delta_of(float v, float seen, float decay, float beta) {
-  return __fmul_rn(beta, __fmaf_rn(-decay, seen, v));
+__device__ __forceinline__ float2 delta_of(const float2& v, const float2& seen, float decay, float beta) {
+  return make_float2(__fmul_rn(beta, __fmaf_rn(-decay, seen.x, v.x)),
+                     __fmul_rn(beta, __fmaf_rn(-decay, seen.y, v.y)));
 }
 
 /// silu of the four taps, the oldest first.

@@ -18,7 +18,7 @@
 
 namespace nibble {
 
-/// Columns of a head's state that one group of 128 threads holds.
+/// Columns of a head's state that 256 threads hold.
 inline constexpr int delta_columns = 32;
 
 struct delta_shape {
@@ -37,7 +37,7 @@ struct delta_shape {
   [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int channels() const { return 2 * key_width() + value_width(); }
   /// Elements of a projected row: q | k | v | z.
   [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int projected() const { return channels() + value_width(); }
-  /// Thread groups that share a value head.
+  /// Runs of 32 columns of a value head.
   [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int splits() const { return value_dim / delta_columns; }
   [[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t recurrent_bytes() const {
     return std::size_t{4} * static_cast<std::size_t>(value_heads) * static_cast<std::size_t>(key_dim) *
@@ -64,14 +64,13 @@ struct delta_shape {
 /// Where element (head, i, column) of the state lies, in floats: for those who look at a state from outside.
 [[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t state_index(const delta_shape& s, int head, int i,
                                                                    int column) {
-  // Lane l (0…15) of a column quad holds the rows 4 l … 4 l + 3 of every 64; a thread's 16 bytes are one row.
-  const int split = column / delta_columns, quad = column % delta_columns / 4;
-  const int lane = i % 64 / 4, j = i / 64 * 4 + i % 4;
-  const int thread = 16 * quad + lane;
-  return (static_cast<std::size_t>(head * s.splits() + split) * static_cast<std::size_t>(s.key_dim / 16) +
+  // Lane l (0…15) of a column pair holds the rows 4 l … 4 l + 3 of every 64; 16 bytes are two rows of a pair.
+  const int split = column / delta_columns, pair = column % delta_columns / 2;
+  const int lane = i % 64 / 4, j = i / 64 * 2 + i % 4 / 2;
+  return (static_cast<std::size_t>(head * s.splits() + split) * static_cast<std::size_t>(s.key_dim / 32) +
           static_cast<std::size_t>(j)) *
-             512 +
-         static_cast<std::size_t>(4 * thread + column % 4);
+             1024 +
+         static_cast<std::size_t>(4 * (16 * pair + lane) + 2 * (i % 2) + column % 2);
 }
 
 /// Workspace of a prefill launch over `rows` rows, in bytes; 256-byte aligned, contents do not matter.

@@ -16,7 +16,7 @@ template <router_shape S>
 inline constexpr auto router_prefill_kernel_of =
     &router_prefill_kernel<S.hidden, S.experts, S.top_k, S.shared, S.normalise>;
 
-/// RMSNorm of the residual stream, router logits, the choice, the shared expert's gate. Up to 16 rows in one
+/// RMSNorm of the residual stream, router logits, the choice, the shared expert's gate. Up to 112 rows in one
 /// kernel, more in two (the norm, then the rest). A row's results are the same bits for any number of rows.
 /// Cost: the router's weights once for few rows; matrix instructions for many.
 template <router_shape Shape>
@@ -45,9 +45,16 @@ struct router_family {
   static status launch(const params& p, const launch_options& options) {
     if (const status s = check(p); !s.ok()) return s;
     if (p.rows > max_router_decode_rows) return launch_prefill(p, options);
-    if (p.rows == 1) return decode<1>(p, options);
-    if (p.rows <= 4) return decode<4>(p, options);
-    return p.rows <= 8 ? decode<8>(p, options) : decode<16>(p, options);
+    switch (router_group_rows(p.rows)) {
+      case 1:
+        return decode<1>(p, options);
+      case 4:
+        return decode<4>(p, options);
+      case 8:
+        return decode<8>(p, options);
+      default:
+        return decode<16>(p, options);
+    }
   }
 
   /// The two-kernel path for any number of rows.
@@ -65,15 +72,17 @@ struct router_family {
  private:
   template <int Rows, class Visit>
   static status visit_decode(Visit& visit) {
-    using plan = router_plan<Shape.hidden, Rows>;
+    using plan = router_plan<Shape.hidden, Rows, Shape.tiles()>;
     return visit(router_decode_kernel_of<Shape, Rows>, plan::threads,
                  static_cast<std::size_t>(plan::shared_bytes), "router_decode");
   }
   template <int Rows>
   static status decode(const params& p, const launch_options& options) {
-    using plan = router_plan<Shape.hidden, Rows>;
-    return nibble::launch(router_decode_kernel_of<Shape, Rows>, dim3(static_cast<unsigned>(Shape.tiles())),
-                          plan::threads, plan::shared_bytes, options, name, p);
+    using plan = router_plan<Shape.hidden, Rows, Shape.tiles()>;
+    return nibble::launch(
+        router_decode_kernel_of<Shape, Rows>,
+        dim3(static_cast<unsigned>(Shape.tiles()), static_cast<unsigned>((p.rows + Rows - 1) / Rows)),
+        plan::threads, plan::shared_bytes, options, name, p);
   }
   static status check(const params& p) {
     const auto aligned = [](const void* a) {

@@ -57,19 +57,23 @@ __device__ __forceinline__ void choose_experts(const float* logits, std::int32_t
   nan = __any_sync(whole_warp, nan);
   float mine = 0, largest = 0;
   int id = 0;
+  // A round: the largest key, the lowest lane that has it, and there the lowest expert. Only what leads to
+  // the next round's largest key is on the chain.
 #pragma unroll
   for (int s = 0; s < TopK; ++s) {
     std::uint32_t best = key[0];
-    int at = 0;
 #pragma unroll
-    for (int j = 1; j < each; ++j)
-      if (key[j] > best) best = key[j], at = j;
+    for (int j = 1; j < each; ++j) best = max(best, key[j]);
     const std::uint32_t most = largest_of_warp(best);
     const int from = __ffs(static_cast<int>(__ballot_sync(whole_warp, best == most))) - 1;
-    const int chosen = from * each + __shfl_sync(whole_warp, at, from);
+    int at = each - 1;
+#pragma unroll
+    for (int j = each - 2; j >= 0; --j)
+      if (key[j] == most) at = j;
 #pragma unroll
     for (int j = 0; j < each; ++j)
       if (lane == from && at == j) key[j] = 0;
+    const int chosen = from * each + __shfl_sync(whole_warp, at, from);
     const float v = from_ordered_bits(most);
     if (s == 0) largest = v;
     if (lane == s) mine = v, id = chosen;

@@ -12,8 +12,53 @@
 
 namespace nibble {
 
+namespace device {
+
+/// Words that signal their own arrival: zero means nothing yet, so +0 travels as -0.
+__device__ __forceinline__ void store_signal(float* to, float v) {
+  const std::uint32_t bits = __float_as_uint(v);
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(bits == 0 ? 0x8000'0000u : bits)
+               : "memory");
+}
+__device__ __forceinline__ uint4 load_signals(const float* from) {
+  uint4 v;
+  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+/// Waits for the words that this lane wants of a row's `Words`, at from + 4 lane + 128 i, puts them there in
+/// shared memory, and leaves zeros.
+template <int Words>
+__device__ __forceinline__ void take_signals(float* to, float* from) {
+  constexpr int vectors = (Words + 127) / 128;
+  const int lane = threadIdx.x & 31;
+  const auto wanted = [&](int i) { return Words % 128 == 0 || 128 * i + 4 * lane < Words; };
+  uint4 v[vectors];
+  bool all;
+  do {
+    all = true;
+#pragma unroll
+    for (int i = 0; i < vectors; ++i)
+      if (wanted(i)) v[i] = load_signals(from + 128 * i + 4 * lane);
+#pragma unroll
+    for (int i = 0; i < vectors; ++i)
+      all = all && (!wanted(i) || (v[i].x != 0 && v[i].y != 0 && v[i].z != 0 && v[i].w != 0));
+  } while (!all);
+#pragma unroll
+  for (int i = 0; i < vectors; ++i)
+    if (wanted(i)) {
+      *reinterpret_cast<uint4*>(to + 128 * i + 4 * lane) = v[i];
+      *reinterpret_cast<uint4*>(from + 128 * i + 4 * lane) = make_uint4(0, 0, 0, 0);
+    }
+  __syncwarp();
+}
+
+}  // namespace device
+
 /// Sizes of the kernel for few rows: a block per 16 experts, its warps split K.
-template <int Hidden, int Rows>
+template <int Hidden, int Rows, int Tiles>
 struct router_plan {
   static constexpr int k_tiles = Hidden / 128;
   static constexpr int warps = [] {
@@ -28,21 +73,23 @@ struct router_plan {
   static constexpr int tasks = (Rows * parts + warps - 1) / warps;  ///< (row, 256 columns) of a warp
   static constexpr int row_bytes = 2 * Hidden + 64;  ///< 64: eight tokens' lanes meet no bank twice
   static constexpr int sums_bytes = 2 * k_tiles * token_tiles * 512;
-  static constexpr int shared_bytes = Rows * row_bytes + sums_bytes;
+  static constexpr int logits_bytes = (warps < Rows ? warps : Rows) * Tiles * 64;  ///< in the sums' place
+  static constexpr int shared_bytes =
+      Rows * row_bytes + (sums_bytes > logits_bytes ? sums_bytes : logits_bytes);
 };
 
 template <int Rows, int Hidden, int Experts, int TopK, bool Shared, bool Normalise>
-__global__ __launch_bounds__(router_plan<Hidden, Rows>::threads) void router_decode_kernel(
-    const __grid_constant__ router_params p) {
+__global__ __launch_bounds__(router_plan<Hidden, Rows, (Experts + 15) / 16 + (Shared ? 1 : 0)>::threads,
+                             1) void router_decode_kernel(const __grid_constant__ router_params p) {
   using namespace device;
-  using plan = router_plan<Hidden, Rows>;
-  constexpr int expert_tiles = (Experts + 15) / 16, ldl = 16 * (expert_tiles + (Shared ? 1 : 0));
+  constexpr int expert_tiles = (Experts + 15) / 16, tiles = expert_tiles + (Shared ? 1 : 0), ldl = 16 * tiles;
+  using plan = router_plan<Hidden, Rows, tiles>;
   extern __shared__ __align__(128) std::uint8_t shared[];
   __shared__ float squares[Rows][plan::parts];
-  __shared__ bool last;
   auto* const sums = reinterpret_cast<float*>(shared + Rows * plan::row_bytes);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const int tile = static_cast<int>(blockIdx.x);
+  const int tile = static_cast<int>(blockIdx.x), base = Rows * static_cast<int>(blockIdx.y);
+  const int count = min(Rows, p.rows - base);
   const bool is_gate = Shared && tile == expert_tiles;
 
   // Before the wait: this warp's weights, and the norm's.
@@ -62,24 +109,24 @@ __global__ __launch_bounds__(router_plan<Hidden, Rows>::threads) void router_dec
         w[i][run] = {load_weights(upper + k), load_weights(lower + k)};
       }
   }
-  norm_weights weights[plan::tasks < 2 ? plan::tasks : 1];
-  if constexpr (plan::tasks < 2)
-    weights[0].load(p.norm + 256 * (warp % plan::parts) + 8 * lane, p.zero_centred);
+  norm_weights weights;
+  constexpr bool same_part = plan::warps % plan::parts == 0 || plan::tasks == 1;
+  if constexpr (same_part) weights.load(p.norm + 256 * (warp % plan::parts) + 8 * lane, p.zero_centred);
   wait_for_previous_grid();
   let_next_grid_start();
 
-  // The norm of every row, by every block: a row is 4 KB in L2. Task j of a warp: row and 256 columns.
+  // The norm of the group's rows, by every block: a row is 4 KB in L2. Task j of a warp: row and 256 columns.
   uint4 x[plan::tasks];
 #pragma unroll
   for (int j = 0; j < plan::tasks; ++j) {
     const int task = warp + plan::warps * j, row = task / plan::parts, part = task % plan::parts;
-    if (row < p.rows)
-      x[j] = load_16(p.hidden + static_cast<std::size_t>(row) * p.ldh + 256 * part + 8 * lane);
+    if (row < count)
+      x[j] = load_16(p.hidden + static_cast<std::size_t>(base + row) * p.ldh + 256 * part + 8 * lane);
   }
 #pragma unroll
   for (int j = 0; j < plan::tasks; ++j) {
     const int task = warp + plan::warps * j, row = task / plan::parts, part = task % plan::parts;
-    if (row >= p.rows) continue;
+    if (row >= count) continue;
     const float own = norm_squares(x[j]);
     if (lane == 0) squares[row][part] = own;
   }
@@ -87,59 +134,71 @@ __global__ __launch_bounds__(router_plan<Hidden, Rows>::threads) void router_dec
 #pragma unroll
   for (int j = 0; j < plan::tasks; ++j) {
     const int task = warp + plan::warps * j, row = task / plan::parts, part = task % plan::parts;
-    if (row >= p.rows) continue;
-    if constexpr (plan::tasks >= 2) weights[0].load(p.norm + 256 * part + 8 * lane, p.zero_centred);
-    const uint4 y = weights[0].apply(x[j], norm_factor<plan::parts>(squares[row], p.eps));
+    if (row >= count) continue;
+    if constexpr (!same_part) weights.load(p.norm + 256 * part + 8 * lane, p.zero_centred);
+    const uint4 y = weights.apply(x[j], norm_factor<plan::parts>(squares[row], p.eps));
     *reinterpret_cast<uint4*>(shared + row * plan::row_bytes + 2 * (256 * part + 8 * lane)) = y;
     if (row % static_cast<int>(gridDim.x) == tile)
-      *reinterpret_cast<uint4*>(p.normed + static_cast<std::size_t>(row) * p.ldn + 256 * part + 8 * lane) = y;
+      *reinterpret_cast<uint4*>(p.normed + static_cast<std::size_t>(base + row) * p.ldn + 256 * part +
+                                8 * lane) = y;
   }
   __syncthreads();
 
-  // Runs of 64 columns; sums lie by run, then as the instruction leaves them.
+  // Runs of 64 columns; sums lie by run, then as the instruction leaves them. A tile's two runs go in turns.
+  {
+    std::uint32_t row[plan::token_tiles];
 #pragma unroll
-  for (int n = 0; n < plan::token_tiles; ++n) {
-    const std::uint32_t row = shared_address(shared) + min(8 * n + g, p.rows - 1) * plan::row_bytes + 16 * t;
+    for (int n = 0; n < plan::token_tiles; ++n)
+      row[n] = shared_address(shared) + min(8 * n + g, count - 1) * plan::row_bytes + 16 * t;
 #pragma unroll
-    for (int i = 0; i < plan::tiles_warp; ++i)
+    for (int i = 0; i < plan::tiles_warp; ++i) {
+      const int k_tile = warp * plan::tiles_warp + i;
+      uint4 y[4][plan::token_tiles];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int k_tile = warp * plan::tiles_warp + i;
-        float c[4] = {0, 0, 0, 0};
+      for (int run = 0; run < 4; ++run)
 #pragma unroll
-        for (int run = 0; run < 2; ++run)
-          multiply_run(c, w[i][2 * half + run], load_shared(row + 256 * k_tile + 128 * half + 64 * run));
-        *reinterpret_cast<float4*>(sums + (((2 * k_tile + half) * plan::token_tiles + n) * 32 + lane) * 4) =
-            make_float4(c[0], c[1], c[2], c[3]);
-      }
+        for (int n = 0; n < plan::token_tiles; ++n) y[run][n] = load_shared(row[n] + 256 * k_tile + 64 * run);
+      float c[2][plan::token_tiles][4] = {};
+#pragma unroll
+      for (int run = 0; run < 2; ++run)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) multiply_run(c[half], w[i][2 * half + run], y[2 * half + run]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int n = 0; n < plan::token_tiles; ++n)
+          *reinterpret_cast<float4*>(sums + (((2 * k_tile + half) * plan::token_tiles + n) * 32 + lane) * 4) =
+              make_float4(c[half][n][0], c[half][n][1], c[half][n][2], c[half][n][3]);
+    }
   }
   __syncthreads();
-  auto* const logits = reinterpret_cast<float*>(p.workspace + 256);
-  auto* const counter = reinterpret_cast<unsigned*>(p.workspace);
-  for (int v = static_cast<int>(threadIdx.x); v < 16 * p.rows; v += plan::threads) {
+  // Logits go to memory as words that are not zero, and block 0 takes each when it is there, leaving zero for
+  // the next launch: no fence and no counter, since every word is its own signal. All blocks are resident
+  // before the next grid may start, so none waits for a place that the waiting block holds.
+  auto* const logits = reinterpret_cast<float*>(p.workspace) + base * ldl;
+  for (int v = static_cast<int>(threadIdx.x); v < 16 * count; v += plan::threads) {
     const int row = v % 16, token = v / 16;
     const float* from = sums + (token / 8 * 32 + row % 8 * 4 + token % 8 / 2) * 4 + row / 8 * 2 + token % 2;
     float sum = 0.0f;
 #pragma unroll
     for (int run = 0; run < Hidden / 64; ++run) sum = __fadd_rn(sum, from[run * plan::token_tiles * 128]);
-    logits[token * ldl + 16 * tile + row] = sum;
+    store_signal(logits + token * ldl + 16 * tile + row, sum);
   }
-  // The block that arrives last chooses. atomicInc leaves the counter at zero for the next launch.
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
-  for (int row = warp; row < p.rows; row += plan::warps) {
-    choose_experts<Experts, TopK, Normalise>(logits + row * ldl, p.ids + row * TopK, p.weights + row * TopK);
-    if (Shared && lane == 0) p.shared_weights[row] = sigmoid(logits[row * ldl + 16 * expert_tiles]);
+  if (tile != 0) return;
+  __syncthreads();  // the sums have been read: their place takes the rows' logits
+  for (int row = warp; row < count; row += plan::warps) {
+    float* const own = sums + warp * ldl;
+    take_signals<ldl>(own, logits + row * ldl);
+    choose_experts<Experts, TopK, Normalise>(own, p.ids + (base + row) * TopK,
+                                             p.weights + (base + row) * TopK);
+    if (Shared && lane == 0) p.shared_weights[base + row] = sigmoid(own[16 * expert_tiles]);
+    __syncwarp();
   }
 }
 
 /// Logits and choice of 64 normalised rows a block.
 template <int Hidden, int Experts, int TopK, bool Shared, bool Normalise>
-__global__ __launch_bounds__(256) void router_prefill_kernel(const __grid_constant__ router_params p) {
+__global__ __launch_bounds__(256, 1) void router_prefill_kernel(const __grid_constant__ router_params p) {
   using namespace device;
   using plan = rows_product_plan<Experts, Shared, Hidden>;
   extern __shared__ __align__(128) std::uint8_t shared[];

@@ -16,7 +16,12 @@
 namespace nibble {
 
 /// Rows that the one-kernel path takes.
-inline constexpr int max_router_decode_rows = 16;
+inline constexpr int max_router_decode_rows = 112;
+
+/// Rows that share a block on the one-kernel path: few, as long as the groups' blocks fit the device.
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr int router_group_rows(int rows) {
+  return rows <= 1 ? 1 : rows <= 28 ? 4 : rows <= 56 ? 8 : 16;
+}
 
 struct router_shape {
   int hidden = 0;         ///< a multiple of 256
@@ -37,9 +42,9 @@ struct router_shape {
 };
 
 /// Workspace of router launches that follow each other on one stream; 256-byte aligned, zeroed once when
-/// allocated: every launch leaves its counter at zero.
+/// allocated: every launch leaves it so.
 [[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t router_workspace_bytes(const router_shape& s) {
-  return 256 + std::size_t{4} * max_router_decode_rows * 16 * static_cast<std::size_t>(s.tiles());
+  return std::size_t{4} * max_router_decode_rows * 16 * static_cast<std::size_t>(s.tiles());
 }
 
 }  // namespace nibble

@@ -77,6 +77,14 @@ __device__ __forceinline__ float sum_lanes(float v) {
   return v;
 }
 
+template <int Count>
+__device__ __forceinline__ float sum_in_order(const float* of) {
+  float sum = of[0];
+#pragma unroll
+  for (int i = 1; i < Count; ++i) sum = __fadd_rn(sum, of[i]);
+  return sum;
+}
+
 /// One sequence's run of rows that a block works on.
 struct row_tile {
   int sequence = -1;  ///< -1: none, the grid was larger than the step
