@@ -107,13 +107,19 @@ struct memory_plan {
   static constexpr std::int32_t dummy_page = 0, dummy_slot = 0;
 };
 
-/// The model does not fit, or wishes contradict each other. The text shows the arithmetic and what would fit.
-class plan_refused : public error {
+/// A wish that no memory makes possible: more slots than experts, a context longer than the model's.
+class wish_refused : public format_error {
+ public:
+  using format_error::format_error;
+};
+
+/// The model, with what was wished for, does not fit. The text shows the arithmetic and what would fit.
+class plan_refused : public out_of_memory {
  public:
   plan_refused(const std::string& text, ledger wanted, std::uint64_t missing)
-      : error(text), lines_(std::move(wanted)), missing_bytes_(missing) {}
+      : out_of_memory(text), lines_(std::move(wanted)), missing_bytes_(missing) {}
   [[nodiscard]] const ledger& lines() const { return lines_; }
-  /// How much more memory the least plan needs; 0 when a wish is impossible whatever the memory.
+  /// How much more memory the least plan needs; 0 when the device's readings make no sense.
   [[nodiscard]] std::uint64_t missing_bytes() const { return missing_bytes_; }
 
  private:

@@ -80,7 +80,8 @@ class planner {
  private:
   [[nodiscard]] static std::uint64_t u(int value) { return static_cast<std::uint64_t>(value); }
 
-  [[noreturn]] void impossible(const std::string& text) const { throw plan_refused(text, {}, 0); }
+  [[noreturn]] void impossible(const std::string& text) const { throw wish_refused(text); }
+  [[noreturn]] void absurd(const std::string& text) const { throw plan_refused(text, {}, 0); }
   void check_range(const char* name, int value, int least, int most) const {
     if (value < least || value > most)
       impossible(std::string(name) + " " + std::to_string(value) + ": expected " + std::to_string(least) +
@@ -88,14 +89,14 @@ class planner {
   }
 
   void check_inputs() const {
-    if (machine_.total_bytes == 0) impossible("the device reports no memory at all: 0 bytes in total");
-    const auto absurd = [&](std::uint64_t free) {
+    if (machine_.total_bytes == 0) absurd("the device reports no memory at all: 0 bytes in total");
+    const auto check_reading = [&](std::uint64_t free) {
       if (free > machine_.total_bytes)
-        impossible("the device reports " + bytes_text(free) + " free of " + bytes_text(machine_.total_bytes) +
-                   ": the reading is wrong, no plan can be made from it");
+        absurd("the device reports " + bytes_text(free) + " free of " + bytes_text(machine_.total_bytes) +
+               ": the reading is wrong, no plan can be made from it");
     };
-    absurd(machine_.free_bytes);
-    if (machine_.free_now_bytes) absurd(*machine_.free_now_bytes);
+    check_reading(machine_.free_bytes);
+    if (machine_.free_now_bytes) check_reading(*machine_.free_now_bytes);
     if (request_.granule_bytes == 0) impossible("a mapping granule of 0 bytes");
     if (model_.page_tokens < 1 || model_.max_context_tokens < 1)
       impossible("a model needs a context and pages of at least one token");
@@ -410,7 +411,7 @@ class planner {
       try {
         const planner alternative(machine_, model_, other);
         if (alternative.feasible()) found.push_back(what);
-      } catch (const plan_refused&) {  // not possible for another reason
+      } catch (const error&) {  // not possible for another reason
       }
     };
     attempt(request_.context_tokens && least_.context > u(request_.least_context_tokens), "a smaller context",
@@ -440,7 +441,8 @@ class planner {
 
 }  // namespace detail
 
-/// The split for this machine, model and request. Throws plan_refused, with the ledger and what would fit.
+/// The split for this machine, model and request. Throws wish_refused for a wish that cannot be, plan_refused
+/// with the ledger and what would fit.
 [[nodiscard]] inline memory_plan plan_memory(const machine_memory& machine, const memory_model& model,
                                              const plan_request& request) {
   return detail::planner(machine, model, request).plan();

@@ -23,7 +23,7 @@ std::string note_with(const memory_plan& p, const std::string& part) {
 std::string refusal(const machine_memory& machine, const memory_model& model) {
   try {
     static_cast<void>(plan_memory(machine, model, {}));
-  } catch (const plan_refused& problem) {
+  } catch (const error& problem) {
     return problem.what();
   }
   return "";

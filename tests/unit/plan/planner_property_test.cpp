@@ -107,6 +107,8 @@ std::optional<memory_plan> attempt(const world& w, std::uint64_t* missing = null
   } catch (const plan_refused& problem) {
     if (missing != nullptr) *missing = problem.missing_bytes();
     return std::nullopt;
+  } catch (const wish_refused&) {
+    return std::nullopt;
   }
 }
 

@@ -13,7 +13,7 @@ namespace {
 std::string refusal(const machine_memory& machine, const memory_model& model, const plan_request& request) {
   try {
     static_cast<void>(plan_memory(machine, model, request));
-  } catch (const plan_refused& problem) {
+  } catch (const error& problem) {
     return problem.what();
   }
   return "";
