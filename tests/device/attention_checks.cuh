@@ -128,6 +128,22 @@ void check_far(std::uint64_t seed) {
   prompt.check_output(rows, prefill_limit<S>);
 }
 
+/// What devices with little shared memory run: four warps a chunk, 64 rows a block.
+template <attention_shape S>
+void check_small(std::uint64_t seed) {
+  static_assert(select_attention(S, 132, 99 * 1024).decode_warps == 4);
+  const attention_scene<S> decode({{0, 1}, {17, 1}, {700, 1}, {5000, 1}}, seed);
+  const auto rows = decode.template run<0, true>(true);
+  decode.check_pool(rows.pool);
+  decode.check_output(rows, decode_limit);
+  const auto alone = decode.template run<5, true>(true, {3});
+  NIBBLE_CHECK(alone.out == decode.output_rows(rows, 3, 1));
+  const attention_scene<S> prompt({{0, 70}, {300, 9}}, seed + 1);
+  const auto prefill = prompt.template run<0, true>(false);
+  prompt.check_pool(prefill.pool);
+  prompt.check_output(prefill, prefill_limit<S>);
+}
+
 /// A NaN in one sequence stays there.
 template <attention_shape S>
 void check_nan(std::uint64_t seed) {

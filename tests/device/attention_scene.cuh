@@ -151,7 +151,8 @@ class attention_scene {
   /// Runs the kernels on the sequences `chosen` (all where empty), on copies of everything.
   /// \param decode the decode kernel; else append and prefill
   /// \param DecodeBlocks the grid of decode, 0: the usual one
-  template <int DecodeBlocks = 0>
+  /// \param Small the policy for devices with 99 KiB of shared memory a block
+  template <int DecodeBlocks = 0, bool Small = false>
   outcome run(bool decode, std::vector<int> chosen = {}, int launches = 1) const {
     if (chosen.empty())
       for (int s = 0; s < sequences(); ++s) chosen.push_back(s);
@@ -172,7 +173,7 @@ class attention_scene {
     const buffer<float> d_q(q_norm_), d_k(k_norm_), d_frequencies(frequencies_);
     const buffer<std::uint16_t> d_out(static_cast<std::size_t>(first_row.back()) * ldo_);
     constexpr nibble::attention_policy Policy = [] {
-      nibble::attention_policy policy = nibble::select_attention(S);
+      nibble::attention_policy policy = nibble::select_attention(S, 132, Small ? 99 * 1024 : 227 * 1024);
       if (DecodeBlocks > 0) policy.decode_blocks = DecodeBlocks;
       return policy;
     }();

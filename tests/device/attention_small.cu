@@ -9,6 +9,8 @@ int main(int argc, char** argv) {
   add_shape<sixteenths(kv_format::bf16)>("16/1 x 64", 800);
   device_test::add("far", "bf16", [] { check_far<tiny(kv_format::bf16)>(900); });
   device_test::add("far", "fp8", [] { check_far<tiny(kv_format::fp8)>(910); });
+  device_test::add("small", "16/2 x 256 bf16", [] { check_small<qwen36(kv_format::bf16)>(920); });
+  device_test::add("small", "16/2 x 256 fp8", [] { check_small<qwen36(kv_format::fp8)>(930); });
   device_test::add("refusals", "parameters", check_refusals);
   return device_test::run(argc, argv);
 }

@@ -189,25 +189,26 @@ struct attention_decoder {
     wait_for_copies<0>();
     __syncthreads();
     constexpr float scale = 1.44269504f * (dim == 256 ? 0.0625f : dim == 128 ? 0.0883883476f : 0.125f);
-    typename head::values key;
-    // Head -1 is the new key: every warp makes it, since every warp multiplies its queries by it.
+    // A warp makes the new key beside each of its queries: the two are independent and share their latencies.
+    // Without a new key it makes the query twice, which costs nothing either.
 #pragma unroll 1
-    for (int h = fresh ? -1 : warp; h < group; h = h < 0 ? warp : h + warps) {
-      typename head::bits bits;
-      typename head::values x;
-      head::load(bits, h < 0 ? shared.raw_kv[0] : shared.raw_q + h * q_stride, lane);
+    for (int h = warp; h < group; h += warps) {
+      const __nv_bfloat16* raw = shared.raw_q + h * q_stride;
+      typename head::bits bits, key_bits;
+      typename head::values x, key;
+      head::load(bits, raw, lane);
+      head::load(key_bits, fresh ? shared.raw_kv[0] : raw, lane);
       head::unpack(x, bits);
-      head::normalise(x, shared.norm[h < 0 ? 1 : 0], p.eps, lane);
+      head::unpack(key, key_bits);
+      head::normalise(x, shared.norm[0], p.eps, lane);
+      head::normalise(key, shared.norm[1], p.eps, lane);
       head::rotate(x, angle, lane);
-      if (h < 0) {  // the score uses the key as the cache holds it
-        store_in_cache<format>(place, key_swizzle<layout::row_bytes>(w.position), lane, x, warp == 0);
-#pragma unroll
-        for (int j = 0; j < head::each; ++j) key[j] = x[j];
-        continue;
-      }
+      head::rotate(key, angle, lane);
 #pragma unroll
       for (int j = 0; j < head::each; ++j) x[j] *= scale;  // scores are exponents of two
       if (fresh) {
+        // The score uses the key as the cache holds it.
+        store_in_cache<format>(place, key_swizzle<layout::row_bytes>(w.position), lane, key, h == 0);
         float dot = 0;
 #pragma unroll
         for (int j = 0; j < head::each; ++j) dot = fmaf(x[j], key[j], dot);
