@@ -134,7 +134,7 @@ __device__ __forceinline__ void convolve_run(const delta_rule_params& p, const r
 
 /// Convolution, SiLU and l2 norms: a warp per (run of 32 rows, head), the heads of q, of k, of v in turn.
 template <int KeyHeads, int ValueHeads, int KeyDim, int ValueDim>
-__global__ __launch_bounds__(256) void delta_conv_kernel(const __grid_constant__ delta_rule_params p) {
+__global__ __launch_bounds__(256, 2) void delta_conv_kernel(const __grid_constant__ delta_rule_params p) {
   using namespace device;
   constexpr delta_shape shape{256, KeyHeads, ValueHeads, KeyDim, ValueDim, 4};
   constexpr int channels = shape.channels();

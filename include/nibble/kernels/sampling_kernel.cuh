@@ -385,7 +385,7 @@ __global__ __launch_bounds__(device::sampling_threads) void sampling_histogram_k
 
 /// One bucket looked at token by token. The draw's kernel leaves the histogram at zero for the next launch.
 template <int Vocab, int Stage>
-__global__ __launch_bounds__(device::sampling_threads) void sampling_select_kernel(
+__global__ __launch_bounds__(device::sampling_threads, 1) void sampling_select_kernel(
     const __grid_constant__ sampling_launch_params p) {
   using namespace device;
   constexpr auto stage = static_cast<sampling_stage>(Stage);
