@@ -11,7 +11,7 @@ if(NOT NIBBLE_CUDA STREQUAL "off")
     endif()
   endif()
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 90)
+    set(CMAKE_CUDA_ARCHITECTURES 90a)
   endif()
   # Blackwell without the architecture suffix has no E2M1 conversion instruction: such a build would
   # silently run the software path, so it is refused.
@@ -42,6 +42,10 @@ if(NIBBLE_HAVE_CUDA)
   add_library(nibble::cuda ALIAS nibble_cuda)
   set_target_properties(nibble_cuda PROPERTIES EXPORT_NAME cuda)
   target_link_libraries(nibble_cuda INTERFACE nibble::nibble CUDA::cudart_static)
+  # Only 90a has the warpgroup instructions, and only the build knows whether there is such code.
+  if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
+    target_compile_definitions(nibble_cuda INTERFACE NIBBLE_WGMMA=1)
+  endif()
   # CMake before 3.28 knows no C++20 for nvcc 13 and would emit no -std flag at all.
   if("cuda_std_20" IN_LIST CMAKE_CUDA_COMPILE_FEATURES)
     target_compile_features(nibble_cuda INTERFACE cuda_std_20)

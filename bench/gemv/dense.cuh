@@ -106,7 +106,10 @@ struct dense_case {
 /// The tensor-core kernel that serves `m` tokens.
 template <nibble::resident_layout Layout>
 std::string many_name(int m) {
-  return name_of(nibble::select_gemm(Layout, nibble::gemm_token_class(m)));
+  const int tokens = nibble::gemm_token_class(m);
+  if (tokens > 64 && nibble::has_wide_gemm(Layout))
+    return "wgmma " + std::to_string(128 * nibble::wide_row_blocks(Layout, m)) + "x128";
+  return name_of(nibble::select_gemm(Layout, tokens));
 }
 
 /// Measures the kernels select_gemv and select_gemm choose.

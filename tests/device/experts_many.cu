@@ -60,8 +60,10 @@ std::vector<std::uint16_t> rows_of(const std::vector<std::uint16_t>& x, int widt
   return out;
 }
 
-template <experts_shape S, class Launch>
-void check_many(const model<S>& model, int m, Launch launch, bool one_expert = false) {
+template <experts_shape S>
+void check_many(const model<S>& model, int m,
+                const std::function<status(const moe::experts_params&, const launch_options&)>& launch,
+                bool one_expert = false) {
   device_test::fast_random random{static_cast<std::uint64_t>(m + S.inner)};
   constexpr int first = S.shared ? 1 : 0;
   const int distinct = model.distinct, assignments = m * S.top_k;
@@ -198,10 +200,19 @@ void all_widths(const std::vector<int>& counts) {
                   [](const auto& p, const auto& o) { return moe::launch_experts_many_with<S, 16>(p, o); });
     check_many<S>(model, m,
                   [](const auto& p, const auto& o) { return moe::launch_experts_many_with<S, 32>(p, o); });
-    check_many<S>(model, m,
-                  [](const auto& p, const auto& o) { return moe::launch_experts_many_with<S, 64>(p, o); });
-    check_many<S>(model, m,
-                  [](const auto& p, const auto& o) { return moe::launch_experts_many_with<S, 128>(p, o); });
+    if constexpr (moe::has_wide_experts(S)) {
+      check_many<S>(model, m,
+                    [](const auto& p, const auto& o) { return moe::launch_experts_wide<S, 64>(p, o); });
+      check_many<S>(model, m,
+                    [](const auto& p, const auto& o) { return moe::launch_experts_wide<S, 96>(p, o); });
+      check_many<S>(model, m,
+                    [](const auto& p, const auto& o) { return moe::launch_experts_wide<S, 128>(p, o); });
+    } else {
+      check_many<S>(model, m,
+                    [](const auto& p, const auto& o) { return moe::launch_experts_many_with<S, 64>(p, o); });
+      check_many<S>(model, m,
+                    [](const auto& p, const auto& o) { return moe::launch_experts_many_with<S, 128>(p, o); });
+    }
   }
   check_many<S>(
       model, counts.back(), [](const auto& p, const auto& o) { return moe::experts_family<S>::launch(p, o); },
@@ -216,6 +227,8 @@ const bool registered[] = {
     many<experts_shape{128, 48, 16, 2, true, weight_format::nvfp4}>("small", "ragged K", {1, 17, 33, 150}),
     many<experts_shape{144, 176, 13, 3, false, weight_format::fp8}>("small", "fp8", {19, 300}),
     many<experts_shape{64, 32, 600, 4, true, weight_format::nvfp4}>("small", "600 experts", {100}),
+    many<experts_shape{256, 128, 16, 3, true, weight_format::nvfp4}>("small", "whole tiles", {18, 170}),
+    many<experts_shape{128, 384, 20, 2, false, weight_format::fp8}>("small", "whole tiles, fp8", {129}),
     many<experts_shape{2048, 512, 256, 8, true, weight_format::nvfp4}>("real", "Qwen3.6-35B-A3B", {40, 150}),
     many<experts_shape{2048, 768, 128, 8, false, weight_format::nvfp4}>("real", "Qwen3-30B-A3B", {100}),
 };

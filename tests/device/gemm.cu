@@ -12,7 +12,7 @@ constexpr auto f4 = weight_format::nvfp4, f8 = weight_format::fp8, b16 = weight_
 template <resident_layout Layout, class Epilogue>
 bool many(const char* name) {
   return device_test::add("gemm", name, [] {
-    kernel_info info[3];
+    kernel_info info[4];
     NIBBLE_GOOD((prepare_gemm<Layout, Epilogue>(info)));
     for (const auto& i : info) NIBBLE_CHECK(i.local_bytes == 0);
     const auto launch = [](auto p, int m, const auto& o) { return launch_gemm<Layout, Epilogue>(p, m, o); };
@@ -20,6 +20,14 @@ bool many(const char* name) {
     device_test::check_layout<Layout, Epilogue>({1, 17, 32}, 0, launch, Layout.shape.k);
     device_test::check_layout<Layout, Epilogue>({33, 64}, 0, launch, Layout.shape.k + 1);
     device_test::check_layout<Layout, Epilogue>({65, 128, 129, 200}, 0, launch, Layout.shape.k + 2);
+    if constexpr (has_wide_gemm(Layout)) {
+      const auto wide = [](auto p, int m, const auto& o) { return launch_gemm_wide<Layout, 2>(p, m, o, 3); };
+      const auto narrow = [](auto p, int m, const auto& o) {
+        return launch_gemm_wide<Layout, 1>(p, m, o, 5);
+      };
+      device_test::check_layout<Layout, Epilogue>({5, 128, 300}, 0, wide, Layout.shape.k + 3);
+      device_test::check_layout<Layout, Epilogue>({100, 257}, 0, narrow, Layout.shape.k + 4);
+    }
   });
 }
 const bool registered[] = {

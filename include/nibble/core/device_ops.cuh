@@ -58,6 +58,17 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
+__device__ __forceinline__ const void* load_shared_pointer(std::uint32_t address) {
+  const void* p;
+  asm volatile("ld.shared.u64 %0, [%1];" : "=l"(p) : "r"(address));
+  return p;
+}
+__device__ __forceinline__ void store_shared_pointer(std::uint32_t address, const void* p) {
+  asm volatile("st.shared.u64 [%0], %1;" ::"r"(address), "l"(p) : "memory");
+}
+__device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
 
 // Programmatic dependent launch. Without the launch attribute both do nothing; before sm_90 they do not
 // exist.
@@ -148,6 +159,12 @@ __device__ __forceinline__ void copy_async(std::uint32_t to_shared, const void* 
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(from), "r"(live ? 16 : 0)
                : "memory");
+#endif
+}
+/// The thread's arrival at a barrier follows once all its copies so far are there.
+__device__ __forceinline__ void barrier_arrive_after_copies(std::uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 #endif
 }
 __device__ __forceinline__ void commit_copies() {

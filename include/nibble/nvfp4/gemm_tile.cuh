@@ -142,8 +142,11 @@ struct block_product {
       for (int j = 0; j < token_tiles; ++j)
 #pragma unroll
         for (int q = 0; q < 4; ++q) acc[r][j][q] = 0.0f;
+    // A loop of one round would dissolve, and its registers spill: the compiler is not told how many there are.
+    int end = rounds;
+    asm("" : "+r"(end));
 #pragma unroll 1
-    for (int round = 0; round < rounds; ++round) {
+    for (int round = 0; round < end; ++round) {
       wait_for_copies<Shape.stages - 2>();
       __syncthreads();  // this stage has arrived for all; the one filled next has been read by all
       stage_weights(round + Shape.stages - 1);

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of compiled device code, without a GPU.
 
-    check_compiled.py spills NVCC SOURCE INCLUDE...       no instance spills or uses local memory (sm_90)
+    check_compiled.py spills NVCC SOURCE INCLUDE...       no instance spills or uses local memory (sm_90a)
     check_compiled.py order NVCC SOURCE INCLUDE...        weights are asked for before the wait, the trigger is after it
     check_compiled.py arch ARCH NVCC SOURCE INCLUDE...    the source assembles for an architecture
 
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-CLASSES = {"80": "ampere", "86": "ampere_consumer", "89": "ada", "90": "h200", "100a": "blackwell", "120a": "blackwell_consumer"}
+CLASSES = {"80": "ampere", "86": "ampere_consumer", "89": "ada", "90": "h200", "90a": "h200", "100a": "blackwell", "120a": "blackwell_consumer"}
 CHAINED = ("gemv_kernel", "gemm_kernel", "experts_down")  # kernels whose weights are known before the wait
 
 
@@ -27,13 +27,13 @@ def compile_to(arguments, output):
 
 
 def flags(nvcc, source, includes, arch, kind):
-    return [nvcc, "-std=c++20", "-O3", f"-gencode=arch=compute_{arch},code=" + (f"compute_{arch}" if kind == "-ptx" else f"sm_{arch}"),
+    return [nvcc, "-std=c++20", "-O3", "-DNIBBLE_WGMMA=" + ("1" if arch == "90a" else "0"), f"-gencode=arch=compute_{arch},code=" + (f"compute_{arch}" if kind == "-ptx" else f"sm_{arch}"),
             kind, source] + [f"-I{i}" for i in includes]
 
 
 def spills(nvcc, source, includes):
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        log = compile_to(flags(nvcc, source, includes, "90", "-cubin") + ["-Xptxas", "-v"], cubin.name)
+        log = compile_to(flags(nvcc, source, includes, "90a", "-cubin") + ["-Xptxas", "-v"], cubin.name)
     kernels, bad, name = 0, [], ""
     for line in log.splitlines():
         match = re.search(r"Compiling entry function '(\w+)'", line)
@@ -43,7 +43,9 @@ def spills(nvcc, source, includes):
             kernels += 1
             if not line.strip().startswith("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"):
                 bad.append(f"{name}: {line.strip()}")
-    print(f"{kernels} kernels, {len(bad)} with local memory")
+        elif "serialized" in line:
+            bad.append(line.strip())  # warpgroup instructions one after the other
+    print(f"{kernels} kernels, {len(bad)} with local memory or serialized")
     if kernels < 40 or bad:
         sys.exit("\n".join(["FAILED"] + bad))
 
