@@ -56,51 +56,36 @@ struct tile_loader {
   const kv_pool& pool;
   const std::int32_t* pages;  ///< of the sequence
   int kv, end;                ///< tokens from `end` on are zeros
-  /// Loads that registers hold meanwhile; the others are made when the tile lands.
-  static constexpr int early = !through_registers || loads <= 4 ? loads : 2;
-  static constexpr int unrolled = through_registers || loads <= 8 ? loads : 2;
-  uint4 held[through_registers ? early : 1];
+  uint4 held[through_registers ? loads : 1];
 
   /// The pages of a tile's four runs of 16 tokens, in lanes 0 … 3.
   [[nodiscard]] __device__ __forceinline__ int pages_of(int tile) const {
     const int token = tile * prefill_tile_tokens + 16 * (threadIdx.x & 3);
     return pages[min(token, end - 1) / S.page_tokens];
   }
-  [[nodiscard]] __device__ __forceinline__ const std::byte* source(int i, int tile, int page_ids,
-                                                                   std::size_t offset) const {
-    const int index = threadIdx.x + Threads * i, row = index / row_units, unit = index % row_units;
-    return layout::key(pool, __shfl_sync(0xFFFF'FFFFu, page_ids, row / 16), kv,
-                       tile * prefill_tile_tokens + row) +
-           offset + unit * 16;
-  }
-  [[nodiscard]] __device__ __forceinline__ bool real(int i, int tile) const {
-    return tile * prefill_tile_tokens + static_cast<int>(threadIdx.x + Threads * i) / row_units < end;
-  }
-  /// \param offset 0 for keys, layout::values_offset for values
   __device__ __forceinline__ void ask(int tile, int page_ids, std::uint32_t to, std::size_t offset) {
-#pragma unroll unrolled
-    for (int i = 0; i < early; ++i) {
-      const std::byte* from = source(i, tile, page_ids, offset);
+#pragma unroll
+    for (int i = 0; i < loads; ++i) {
+      const int index = threadIdx.x + Threads * i, row = index / row_units, unit = index % row_units;
+      const int token = tile * prefill_tile_tokens + row;
+      const std::byte* from =
+          layout::key(pool, __shfl_sync(0xFFFF'FFFFu, page_ids, row / 16), kv, token) + offset + unit * 16;
       if constexpr (through_registers)
-        held[i] = real(i, tile) ? load_weights(from) : make_uint4(0, 0, 0, 0);
-      else  // swizzled as it lies
-        copy_async(to + (threadIdx.x + Threads * i) * 16, from, real(i, tile));
+        held[i] = token < end ? load_weights(from) : make_uint4(0, 0, 0, 0);
+      else
+        copy_async(to + row * (2 * dim) + unit * 16, from, token < end);  // swizzled as it lies
     }
     if constexpr (!through_registers) commit_copies();
   }
   /// What was asked for is in shared memory once the block has synchronised.
-  __device__ __forceinline__ void land(std::uint16_t* to, int tile, int page_ids, std::size_t offset) const {
+  __device__ __forceinline__ void land(std::uint16_t* to, bool value) const {
     if constexpr (through_registers) {
 #pragma unroll
       for (int i = 0; i < loads; ++i) {
         const int index = threadIdx.x + Threads * i, row = index / row_units;
-        const int unit = index % row_units ^ (offset > 0 ? value_swizzle<layout::row_bytes>(row)
-                                                         : key_swizzle<layout::row_bytes>(row));
-        uint4 v = held[i < early ? i : 0];
-        if (i >= early) {
-          const std::byte* from = source(i, tile, page_ids, offset);
-          v = real(i, tile) ? load_weights(from) : make_uint4(0, 0, 0, 0);
-        }
+        const int unit = index % row_units ^ (value ? value_swizzle<layout::row_bytes>(row)
+                                                    : key_swizzle<layout::row_bytes>(row));
+        const uint4& v = held[i];
         auto* bytes = reinterpret_cast<std::byte*>(to);
         *reinterpret_cast<uint4*>(bytes + swizzled<dim>(row, 2 * unit)) = make_uint4(
             halves_of_e4m3(v.x), halves_of_e4m3_high(v.x), halves_of_e4m3(v.y), halves_of_e4m3_high(v.y));
@@ -344,11 +329,11 @@ struct attention_prefiller {
     for (int i = 0; i < 2; ++i)
       limit[i] = position + min(first_pair + 16 * warp + (lane >> 2) + 8 * i, pairs - 1) / group;
     for (int tile = 0; tile < tiles; ++tile) {
-      loader.land(shared.keys, tile, page_ids, 0);
+      loader.land(shared.keys, false);
       __syncthreads();
       loader.ask(tile, page_ids, values, values_offset);
       const bool more = tile + 1 < tiles;
-      const int next_ids = more ? loader.pages_of(tile + 1) : 0;
+      if (more) page_ids = loader.pages_of(tile + 1);
       float scores[8][4];
       score(scores, q, keys);
       if (tile * tokens + tokens - 1 > first_position) {
@@ -358,9 +343,8 @@ struct attention_prefiller {
           for (int j = 0; j < 4; ++j)
             if (tile * tokens + 8 * n + 2 * (lane & 3) + j % 2 > limit[j / 2]) scores[n][j] = -INFINITY;
       }
-      loader.land(shared.values, tile, page_ids, values_offset);
+      loader.land(shared.values, true);
       __syncthreads();
-      page_ids = next_ids;
       if (more) loader.ask(tile + 1, page_ids, keys, 0);
       soften(scores, largest, sum, acc);
       add_values(scores, acc, values);
