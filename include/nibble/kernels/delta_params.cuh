@@ -14,8 +14,8 @@ namespace nibble {
 ///
 /// `step` (first_row, position, slot) and the states must be older than the kernel launched just before: a
 /// layer never follows itself without another kernel between. `qkvz` and `x` may be that kernel's output. No
-/// two sequences of a launch share a slot. A sequence whose position is negative is padding: its state is left
-/// alone, its output rows are zeroed. A slot must be all zero bytes before its sequence's position 0.
+/// two sequences of a launch share a slot. A sequence whose position is negative is padding: its state is
+/// left alone, its output rows are zeroed. A slot must be all zero bytes before its sequence's position 0.
 struct delta_rule_params {
   step_view step{};  ///< first_row, position, slot; rows are absolute, so part of a step may be given
   state_pool pool{};
