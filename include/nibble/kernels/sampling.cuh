@@ -5,6 +5,7 @@
 
 #include "nibble/core/launch.cuh"
 #include "nibble/kernels/sampling_kernel.cuh"
+#include "nibble/kernels/sampling_logprobs.cuh"
 
 namespace nibble {
 
