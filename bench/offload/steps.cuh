@@ -16,6 +16,7 @@ struct step_case {
   bool beside = false;     ///< a fetch_stream, else a fetch a layer
   int ahead = 0;           ///< experts guessed for the next layer, at most; only beside
   double guess_right = 0;  ///< share of guesses that are true
+  bool cpu = false;        ///< misses are split between link and CPU; not beside
 };
 
 /// What a card of so many GiB leaves for slots: weights, context, workspace, states and 8k tokens of KV taken
@@ -25,8 +26,47 @@ inline int slots_for(double vram_gib) {
   return static_cast<int>((vram_gib - taken) * (std::size_t{1} << 30) / static_cast<double>(slot_bytes));
 }
 
+/// The CPU's side: an expert's bytes read as the checkpoint would hold them, where the store has them.
+class cpu_experts {
+ public:
+  explicit cpu_experts(const nibble::moe::expert_store& store)
+      : layers_(static_cast<std::size_t>(shape.layers)),
+        server_(experts_shape.hidden, shape.top_k,
+                [this](int layer, int rows, const std::int32_t* ids, const float* weights, const float* x,
+                       float* y) {
+                  nibble::host::routed_experts(pool_, layers_[static_cast<std::size_t>(layer)], ids, weights,
+                                               shape.top_k, x, experts_shape.hidden, rows, y,
+                                               experts_shape.hidden);
+                }) {
+    constexpr int hidden = experts_shape.hidden, inner = experts_shape.inner;
+    for (int layer = 0; layer < shape.layers; ++layer)
+      for (int e = 0; e < shape.experts; ++e) {
+        const auto* at =
+            reinterpret_cast<const std::uint8_t*>(store.expert(layer * shape.experts + e).data());
+        const auto matrix = [&](int n, int k) {
+          const nibble::host::nvfp4_view v{at, at + static_cast<std::size_t>(n) * k / 2, 0.01f, n, k};
+          at += static_cast<std::size_t>(n) * k / 2 + static_cast<std::size_t>(n) * k / 16;
+          return nibble::host::weight_view(v);
+        };
+        nibble::host::expert_weights w;
+        w.gate = matrix(inner, hidden), w.up = matrix(inner, hidden), w.down = matrix(hidden, inner);
+        layers_[static_cast<std::size_t>(layer)].push_back(w);
+      }
+  }
+  [[nodiscard]] nibble::moe::host_experts_server& server() { return server_; }
+  [[nodiscard]] int threads() const { return pool_.threads(); }
+
+ private:
+  nibble::host::thread_pool pool_;
+  std::vector<std::vector<nibble::host::expert_weights>> layers_;
+  nibble::moe::host_experts_server server_;
+};
+
 class steps {
  public:
+  nibble::moe::host_experts_server* server = nullptr;
+  std::vector<std::int32_t> fetch_of;  ///< the split that was measured to be best
+
   steps(timer& t, const nibble::moe::expert_store& store, std::byte* arena, std::byte* dense)
       : t_(t),
         store_(store),
@@ -83,6 +123,8 @@ class steps {
                                                              : static_cast<std::int32_t>(random() % 256));
       ids.push_back(std::move(row));
     }
+    if (c.cpu)
+      BENCH_CHECK(cudaMemcpy(split_.data(), fetch_of.data(), 4 * fetch_of.size(), cudaMemcpyHostToDevice));
     cudaGraphExec_t exec = t_.capture([&] { step(true, c); });
     nibble::pinned_memory staged(2 * id_bytes);
     std::vector<double> all;
@@ -157,7 +199,9 @@ class steps {
         beside.layer = layer;
         good(stream_family::launch(beside, main));
       } else if (swaps) {
+        if (c.cpu) q.fetch_of = split_.as<std::int32_t>(), q.host_list = split_.as<std::int32_t>() + 64;
         good(residency_family<shape>::launch(q, main));
+        if (c.cpu) good(host_experts_family::ask(hand_over(q), main));
         f.list = q.list;
         good(fetch_family::launch(f, main));
       }
@@ -172,6 +216,7 @@ class steps {
       e.y = small_.as<__nv_bfloat16>() + 262144, e.ldy = experts_shape.hidden, e.m = 1;
       good(launch_gate_up<experts_shape>(e, main));
       good(launch_down<experts_shape>(e, main));
+      if (swaps && c.cpu) good(host_experts_family::launch(hand_over(q), main));
     }
     if (swaps && c.beside) {
       BENCH_CHECK(cudaEventRecord(events_[1], t_.side()));
@@ -181,11 +226,22 @@ class steps {
          swaps && c.beside ? nibble::launch_options{t_.stream(), nibble::launch_chain::plain} : main);
   }
 
+  [[nodiscard]] nibble::moe::host_experts_params hand_over(const nibble::moe::place_params& q) const {
+    nibble::moe::host_experts_params h;
+    server->set(h);
+    h.host_list = q.host_list, h.layer = q.layer, h.rows = 1, h.ids = q.ids,
+    h.weights = small_.as<float>() + 1024;
+    h.x = small_.as<__nv_bfloat16>() + 65536, h.ldx = experts_shape.hidden;
+    h.y = small_.as<__nv_bfloat16>() + 262144, h.ldy = experts_shape.hidden;
+    h.failures = &q.state.counts->failed;
+    return h;
+  }
+
   timer& t_;
   const nibble::moe::expert_store& store_;
   std::byte *arena_, *dense_;
   nibble::moe::device_residency tables_;
-  nibble::device_memory small_, ids_;
+  nibble::device_memory small_, ids_, split_;
   cudaEvent_t events_[2] = {};
 };
 
@@ -221,6 +277,28 @@ inline void all_steps(timer& t, const nibble::moe::expert_store& store, const st
       "{\"part\":\"machine\",\"pcie_gbps\":%.1f,\"memory_gbps\":%.0f,\"gpu_bound_us\":%.0f,\"resident_us\":%."
       "0f}\n",
       pcie / 1e3, memory / 1e3, gpu_bytes / memory, resident);
+  // CPU and link, alone and together.
+  good(host_experts_family::for_each_kernel(prepare_all));
+  cpu_experts cpu(store);
+  s.server = &cpu.server();
+  fetch_params all;
+  all.store = reinterpret_cast<const std::uint8_t*>(store.data()),
+  all.slots = reinterpret_cast<std::uint8_t*>(arena.data());
+  all.slot_bytes = all.bytes = slot_bytes, all.slot_count = slots_for(16), all.expert_count = store.count();
+  const auto latencies = measure_misses(all, cpu.server(), experts_shape.hidden, shape.top_k, t.stream());
+  const auto split = split_misses(latencies.view());
+  s.fetch_of.assign(split.begin(), split.end());
+  std::printf("{\"part\":\"latencies\",\"threads\":%d", cpu.threads());
+  const auto print = [](const char* name, const auto& values) {
+    std::printf(",\"%s\":[", name);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      std::printf("%s%.0f", i == 0 ? "" : ",", static_cast<double>(values[i]));
+    std::printf("]");
+  };
+  print("fetch", latencies.fetch), print("fetch_contended", latencies.fetch_contended);
+  print("host", latencies.host), print("host_contended", latencies.host_contended);
+  print("fetch_of", std::vector<std::int32_t>(split.begin(), split.begin() + 9));
+  std::printf("}\n");
   std::string rows;
   const auto measure = [&](const step_case& c) {
     const auto r = s.run(c);
@@ -230,11 +308,11 @@ inline void all_steps(timer& t, const nibble::moe::expert_store& store, const st
         text, sizeof text,
         "{\"suite\":\"layers\",\"vram_gib\":%g,\"slots\":%d,\"trace\":\"%s\",\"policy\":\"%s\",\"beside\":%s,"
         "\"ahead\":%d,"
-        "\"guess_right\":%.2f,"
+        "\"guess_right\":%.2f,\"cpu\":%s,"
         "\"hit_rate\":%.4f,\"us_per_step\":%.0f,\"bound_us\":%.0f,\"over_bound\":%.3f,\"tokens_per_s\":%.1f}",
         c.vram_gib, slots_for(c.vram_gib), c.exponent > 0 ? "zipf" : "uniform", c.policy,
-        c.beside ? "true" : "false", c.ahead, c.guess_right, r.hit_rate, r.us, bound, r.us / bound,
-        1e6 / r.us);
+        c.beside ? "true" : "false", c.ahead, c.guess_right, c.cpu ? "true" : "false", r.hit_rate, r.us,
+        bound, r.us / bound, 1e6 / r.us);
     std::printf("%s\n", text);
     std::fflush(stdout);
     rows += (rows.empty() ? "" : ",\n") + std::string(text);
@@ -244,11 +322,10 @@ inline void all_steps(timer& t, const nibble::moe::expert_store& store, const st
       measure({vram, exponent});
       if (exponent > 0) measure({vram, exponent, 2048, "lru"});
       measure({vram, exponent, default_ticks, "worth", true});
-      for (const int ahead : {1, 2, 4}) measure({vram, exponent, default_ticks, "worth", true, ahead, 0.8});
+      for (const int ahead : {1, 2}) measure({vram, exponent, default_ticks, "worth", true, ahead, 0.8});
+      measure({vram, exponent, default_ticks, "worth", false, 0, 0, true});
     }
-  measure({12, 1.0, default_ticks, "worth", true, 2, 1.0});
-  measure({12, 1.0, default_ticks, "worth", true, 2, 0.5});
-  measure({12, 1.0, default_ticks, "worth", true, 2, 0.0});
+  for (const double right : {1.0, 0.5, 0.0}) measure({12, 1.0, default_ticks, "worth", true, 2, right});
   if (!file.empty()) {
     std::FILE* out = std::fopen(file.c_str(), "w");
     if (out == nullptr) {

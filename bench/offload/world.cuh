@@ -19,9 +19,11 @@
 #include <vector>
 
 #include "nibble/core/device_memory.cuh"
+#include "nibble/host/experts.hpp"
 #include "nibble/moe/experts_family.cuh"
 #include "nibble/moe/fetch_launch.cuh"
 #include "nibble/moe/fetch_stream.cuh"
+#include "nibble/moe/placement_calibrate.cuh"
 #include "nibble/moe/residency_device.cuh"
 #include "nibble/moe/residency_launch.cuh"
 #include "unit/moe/traces.hpp"

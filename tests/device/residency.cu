@@ -70,6 +70,9 @@ void replay(int slots, int calls, int compare_every, std::uint64_t seed) {
     NIBBLE_CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data(), 4 * from.size(), cudaMemcpyHostToDevice,
                                       device_test::stream()));
   };
+  std::vector<std::int32_t> fetch_of(moe::most_split_misses + 1);
+  for (int i = 0; i <= moe::most_split_misses; ++i) fetch_of[static_cast<std::size_t>(i)] = (i + 1) / 2;
+  const buffer<std::int32_t> d_fetch_of(fetch_of), d_host_list(4 + moe::most_split_misses);
   std::vector<std::vector<moe::fetch_entry>> guesses(static_cast<std::size_t>(S.layers) + 1);
   const std::vector<int> sizes = {1, 1, 1, 2, 4, 8, 16, most_rows};
   bool guessed = false, guessed_before = false;
@@ -115,6 +118,8 @@ void replay(int slots, int calls, int compare_every, std::uint64_t seed) {
     if (guessed_before) p.recent = p.state.ahead_list(S, layer - 1);
     p.posted = below(2) ? p.state.posted : nullptr;
     p.tables_settled = below(2) != 0;  // copies lie between the launches, so both are true
+    if (below(4) == 0)
+      q.fetch_of = fetch_of, p.fetch_of = d_fetch_of.data(), p.host_list = d_host_list.data();
     const auto want = host.place(q);
     NIBBLE_GOOD((moe::launch_place_with<S, P>(p, launch_options{device_test::stream(), launch_chain::pdl})));
     const auto same_list = [&](const std::int32_t* from, const std::vector<moe::fetch_entry>& entries) {
@@ -125,6 +130,11 @@ void replay(int slots, int calls, int compare_every, std::uint64_t seed) {
       return same;
     };
     bool good = same_list(p.list, want.demand) && (!q.ahead || same_list(p.ahead_list, want.ahead));
+    if (p.fetch_of != nullptr) {
+      const auto list = read(p.host_list, d_host_list.size());
+      good = good && list[0] == static_cast<int>(want.on_host.size()) &&
+             std::equal(want.on_host.begin(), want.on_host.end(), list.begin() + 4);
+    }
     if (guessed) good = good && read(p.guesses, 2)[1] == static_cast<int>(want.came_true);
     if (p.posted != nullptr) good = good && read(p.posted, 1)[0] == static_cast<unsigned>(layer) + 1;
     NIBBLE_CHECK(good);

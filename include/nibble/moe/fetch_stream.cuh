@@ -71,50 +71,117 @@ __global__ __launch_bounds__(Threads) void clear_fetch_stream(residency_view sta
   for (int i = static_cast<int>(threadIdx.x); i < layers; i += Threads) state.done[i] = 0;
 }
 
-template <int Warps>
-__global__ __launch_bounds__(32 * Warps) void fetch_stream(const __grid_constant__ fetch_stream_params p) {
+namespace detail {
+
+/// A warp's copies through a ring in shared memory that fills without registers, so that the multiprocessor
+/// is left to the kernels beside. A lane reads back only what it asked for itself.
+template <int Stages>
+struct chunk_pipe {
+  static constexpr unsigned chunk_bytes = 2048, copies = chunk_bytes / 512;
+  struct storage {
+    alignas(16) std::uint8_t ring[Stages * chunk_bytes];
+    std::uint8_t* to[Stages];  ///< where a chunk goes; null: nowhere
+    unsigned bytes[Stages];
+  };
+
+  /// Asks for `bytes` (at most a chunk) and writes out the chunk asked for Stages - 1 calls before.
+  __device__ __forceinline__ void push(const std::uint8_t* from, std::uint8_t* to, unsigned bytes) {
+    const unsigned lane = threadIdx.x & 31u, stage = count % Stages, oldest = (count + 1) % Stages;
+    if (to != nullptr)
+#pragma unroll
+      for (unsigned i = 0; i < copies; ++i)
+        if (512 * i + 16 * lane < bytes)
+          device::copy_async(ring + stage * chunk_bytes + 512 * i + 16 * lane, from + 512 * i + 16 * lane,
+                             true);
+    device::commit_copies();
+    if (lane == 0) room->to[stage] = to, room->bytes[stage] = bytes;
+    device::wait_for_copies<Stages - 1>();
+    __syncwarp();
+    if (std::uint8_t* const out = room->to[oldest]; out != nullptr)
+#pragma unroll
+      for (unsigned i = 0; i < copies; ++i)
+        if (512 * i + 16 * lane < room->bytes[oldest])
+          *reinterpret_cast<uint4*>(out + 512 * i + 16 * lane) =
+              device::load_shared(ring + oldest * chunk_bytes + 512 * i + 16 * lane);
+    __syncwarp();
+    ++count;
+  }
+  /// Writes out all that was asked for.
+  __device__ __forceinline__ void drain() {
+#pragma unroll 1
+    for (int i = 0; i < Stages - 1; ++i) push(nullptr, nullptr, 0);
+  }
+
+  storage* room;
+  std::uint32_t ring;
+  unsigned count;
+};
+
+}  // namespace detail
+
+/// One warp a block.
+template <int Stages>
+__global__ __launch_bounds__(32) void fetch_stream(const __grid_constant__ fetch_stream_params p) {
+  using pipe_type = detail::chunk_pipe<Stages>;
+  constexpr unsigned chunk = pipe_type::chunk_bytes;
+  __shared__ typename pipe_type::storage room;
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const unsigned mine = blockIdx.x * Warps + (threadIdx.x >> 5), stride = gridDim.x * Warps;
-  const auto chunks =
-      static_cast<unsigned>((p.fetch.bytes + detail::fetch_chunk_bytes - 1) / detail::fetch_chunk_bytes);
+  if (lane < Stages) room.to[lane] = nullptr;
+  __syncwarp();
+  pipe_type pipe{&room, device::shared_address(room.ring), 0};
+  const unsigned mine = blockIdx.x, stride = gridDim.x;
+  const auto chunks = static_cast<unsigned>((p.fetch.bytes + chunk - 1) / chunk);
+  const std::uint8_t* from = nullptr;
+  std::uint8_t* to = nullptr;
+  const std::int32_t* at_list = nullptr;
+  unsigned at_entry = 0;
   const auto copy = [&](const std::int32_t* list, unsigned unit) {
-    const int entry = static_cast<int>(unit / chunks);
-    const int number = detail::list_word(list + 4 + 2 * entry),
-              slot = detail::list_word(list + 5 + 2 * entry);
-    if (number < 0 || number >= p.fetch.expert_count || slot < 0 || slot >= p.fetch.slot_count) return;
-    detail::copy_chunk(p.fetch.store + static_cast<std::size_t>(number) * p.fetch.slot_bytes,
-                       p.fetch.slots + static_cast<std::size_t>(slot) * p.fetch.slot_bytes, p.fetch.bytes,
-                       unit % chunks, [](const void* at) { return detail::load_host(at); });
+    const unsigned entry = unit / chunks;
+    if (list != at_list || entry != at_entry) {
+      at_list = list, at_entry = entry;
+      const int number = detail::list_word(list + 4 + 2 * entry),
+                slot = detail::list_word(list + 5 + 2 * entry);
+      const bool good =
+          number >= 0 && number < p.fetch.expert_count && slot >= 0 && slot < p.fetch.slot_count;
+      from = p.fetch.store + static_cast<std::size_t>(good ? number : 0) * p.fetch.slot_bytes;
+      to = good ? p.fetch.slots + static_cast<std::size_t>(slot) * p.fetch.slot_bytes : nullptr;
+    }
+    const std::size_t begin = static_cast<std::size_t>(unit % chunks) * chunk, left = p.fetch.bytes - begin;
+    pipe.push(from + begin, to != nullptr ? to + begin : nullptr,
+              static_cast<unsigned>(left < chunk ? left : chunk));
   };
   device::wait_for_previous_grid();
+#pragma unroll 1
   for (int layer = 0; layer < p.shape.layers; ++layer) {
     const auto wanted = static_cast<std::uint32_t>(layer) + 1;
-    // Guesses, until the layer's placement arrives. Its list was written before the last one arrived.
+    // Guesses, until the layer's placement arrives. Their list was written before the last one arrived.
     unsigned unit = mine;
     const std::int32_t* const guesses = p.state.ahead_list(p.shape, layer);
-    unsigned guessed =
+    const unsigned guessed =
         p.guesses && layer > 0 ? static_cast<unsigned>(detail::list_word(guesses)) * chunks : 0;
+    at_list = nullptr;
+#pragma unroll 1
     for (; unit < guessed; unit += stride) {
-      unsigned posted = lane == 0 ? *static_cast<volatile std::uint32_t*>(p.state.posted) : 0;
+      const unsigned posted = lane == 0 ? *static_cast<volatile std::uint32_t*>(p.state.posted) : 0;
+      if (__shfl_sync(0xFFFF'FFFFu, posted, 0) >= wanted) break;
       copy(guesses, unit);
-      posted = __shfl_sync(0xFFFF'FFFFu, posted, 0);
-      if (posted >= wanted) {
-        unit += stride;
-        break;
-      }
     }
-    bool arrived = true;
-    if (lane == 0) arrived = detail::wait_for_word(p.state.posted, wanted);
-    if (__shfl_sync(0xFFFF'FFFFu, arrived ? 1 : 0, 0) == 0) return;
+    if (unit >= guessed) pipe.drain();
+    int arrived = 1;
+    if (lane == 0) arrived = detail::wait_for_word(p.state.posted, wanted) ? 1 : 0;
+    if (__shfl_sync(0xFFFF'FFFFu, arrived, 0) == 0) return;
     // What of them came true and is not there yet, then the rest.
-    const auto true_ones = guessed > 0 ? static_cast<unsigned>(detail::list_word(guesses + 1)) : 0u;
+    const unsigned came_true = guessed > 0 ? static_cast<unsigned>(detail::list_word(guesses + 1)) : 0u;
+#pragma unroll 1
     for (; unit < guessed; unit += stride)
-      if ((true_ones >> (unit / chunks) & 1u) != 0) copy(guesses, unit);
+      if ((came_true >> (unit / chunks) & 1u) != 0) copy(guesses, unit);
     const std::int32_t* const list = p.state.demand_list(p.shape, layer);
     const unsigned demanded = static_cast<unsigned>(detail::list_word(list)) * chunks;
+#pragma unroll 1
     for (unit = mine; unit < demanded; unit += stride) copy(list, unit);
-    __syncthreads();
-    if (threadIdx.x == 0) {
+    pipe.drain();
+    __syncwarp();
+    if (lane == 0) {
       __threadfence();
       atomicAdd(p.state.done + layer, 1u);
     }
@@ -126,20 +193,21 @@ __global__ __launch_bounds__(32 * Warps) void fetch_stream(const __grid_constant
 template <int Blocks>
 __global__ __launch_bounds__(32) void wait_for_fetch(const __grid_constant__ fetch_stream_params p) {
   device::wait_for_previous_grid();
+  // Once every block of the stream has begun, the next kernel may take its place on the multiprocessors and
+  // wait there. Before, it could keep the stream out for ever.
+  const bool begun = p.layer > 0;
+  if (begun) device::let_next_grid_start();
   if (threadIdx.x == 0) {
-    const bool brings =
-        detail::list_word(p.state.demand_list(p.shape, p.layer)) > 0 ||
-        (p.guesses && p.layer > 0 && detail::list_word(p.state.ahead_list(p.shape, p.layer)) > 0 &&
-         detail::list_word(p.state.ahead_list(p.shape, p.layer) + 1) != 0);
-    const int layer = brings ? p.layer : p.layer - 1;
+    const bool brings = !begun || detail::list_word(p.state.demand_list(p.shape, p.layer)) > 0 ||
+                        (p.guesses && detail::list_word(p.state.ahead_list(p.shape, p.layer)) > 0 &&
+                         detail::list_word(p.state.ahead_list(p.shape, p.layer) + 1) != 0);
     // A step that has failed before is not waited for: its end is near, its results are not used.
     const bool failed = *static_cast<volatile std::uint64_t*>(&p.state.counts->failed) != 0;
-    if (layer >= 0 && !failed && !detail::wait_for_word(p.state.done + layer, Blocks))
+    if (!failed && !detail::wait_for_word(p.state.done + (brings ? p.layer : p.layer - 1), Blocks))
       atomicAdd(reinterpret_cast<unsigned long long*>(&p.state.counts->failed), 1ull);
   }
   __syncwarp();
-  // Only now: until the bytes are there nothing that needs a multiprocessor may start and wait.
-  device::let_next_grid_start();
+  if (!begun) device::let_next_grid_start();
 }
 
 /// The three kernels as a family. begin() goes to the step's stream, before the fork; run() to the side
@@ -148,13 +216,13 @@ template <residency_shape Shape>
 struct fetch_stream_family {
   using params = fetch_stream_params;
   static constexpr const char* name = "fetch stream";
-  static constexpr int warps = 8, blocks = 8;
+  static constexpr int stages = 8, blocks = 16;
 
   template <class Visit>
   static status for_each_kernel(Visit&& visit) {
     const auto none = std::size_t{0};
     status s = visit(clear_fetch_stream<128>, 128, none, "clear_fetch_stream");
-    if (s.ok()) s = visit(fetch_stream<warps>, 32 * warps, none, "fetch_stream");
+    if (s.ok()) s = visit(fetch_stream<stages>, 32, none, "fetch_stream");
     if (s.ok()) s = visit(wait_for_fetch<blocks>, 32, none, "wait_for_fetch");
     return s;
   }
@@ -164,7 +232,7 @@ struct fetch_stream_family {
   }
   static status run(const params& p, const launch_options& options) {
     if (const status s = check(p); !s.ok()) return s;
-    return nibble::launch(&fetch_stream<warps>, dim3(blocks), 32 * warps, 0, options, where, p);
+    return nibble::launch(&fetch_stream<stages>, dim3(blocks), 32, 0, options, where, p);
   }
   static status launch(const params& p, const launch_options& options) {
     if (const status s = check(p); !s.ok()) return s;

@@ -39,27 +39,34 @@ struct place_request {
   int ahead_row = 1, ahead_limit = 0;
   std::span<const fetch_entry> guesses, recent;
   bool drop_guesses = false;
+  std::span<const std::int32_t> fetch_of;  ///< empty: all are fetched
 };
 
 /// What to fetch.
 struct placement {
   std::vector<fetch_entry> demand, ahead;
-  std::uint32_t came_true = 0;  ///< a bit for each of the first 32 guesses
+  std::vector<std::int32_t> on_host;  ///< ids of the layer left to the CPU
+  std::uint32_t came_true = 0;        ///< a bit for each of the first 32 guesses
 };
 
 class host_residency {
  public:
-  /// Throws nibble::error for a shape or a slot count that cannot be.
-  host_residency(const residency_shape& shape, int slot_count)
+  /// \param most_slots that resize() may ever open; 0: as many as now. Tables have a row for each; a slot
+  /// that is closed is empty and has the key worth_protected, so that it is never filled. Throws
+  /// nibble::error for a shape or slot counts that cannot be.
+  host_residency(const residency_shape& shape, int slot_count, int most_slots = 0)
       : shape_(shape),
+        open_(slot_count),
         slot_of_(static_cast<std::size_t>(shape.valid() ? shape.total() : 0), -1),
         worth_(slot_of_.size(), worth_never) {
+    const int most = std::max(most_slots, slot_count);
     if (!shape.valid()) throw error("residency: at most 1024 experts a layer and 32768 in all");
-    if (slot_count < 1 || slot_count > shape.total())
-      throw error("residency: " + std::to_string(slot_count) + " slots for " + std::to_string(shape.total()) +
-                  " experts");
-    expert_of_.assign(static_cast<std::size_t>(slot_count), -1);
-    slot_key_.assign(static_cast<std::size_t>(slot_count), worth_never);
+    if (slot_count < 1 || most > shape.total())
+      throw error("residency: " + std::to_string(slot_count) + " slots, " + std::to_string(most) +
+                  " at most, for " + std::to_string(shape.total()) + " experts");
+    expert_of_.assign(static_cast<std::size_t>(most), -1);
+    slot_key_.assign(static_cast<std::size_t>(most), worth_protected);
+    std::fill_n(slot_key_.begin(), slot_count, worth_never);
   }
 
   /// Tables as a device left them. Entries that contradict each other are not resident.
@@ -68,7 +75,11 @@ class host_residency {
                                                 std::span<const std::int32_t> expert_of,
                                                 std::span<const std::uint32_t> slot_key,
                                                 std::span<const std::uint32_t> worth, std::uint32_t clock) {
-    host_residency made(shape, static_cast<int>(expert_of.size()));
+    std::size_t open = expert_of.size();
+    while (open > 1 && open <= slot_key.size() && expert_of[open - 1] < 0 &&
+           slot_key[open - 1] == worth_protected)
+      --open;
+    host_residency made(shape, static_cast<int>(open), static_cast<int>(expert_of.size()));
     if (slot_of.size() != made.slot_of_.size() || worth.size() != slot_of.size() ||
         slot_key.size() != expert_of.size())
       throw error("residency: tables of another shape");
@@ -83,7 +94,8 @@ class host_residency {
   }
 
   [[nodiscard]] const residency_shape& shape() const { return shape_; }
-  [[nodiscard]] int slot_count() const { return static_cast<int>(expert_of_.size()); }
+  [[nodiscard]] int slot_count() const { return open_; }
+  [[nodiscard]] int most_slots() const { return static_cast<int>(expert_of_.size()); }
   [[nodiscard]] std::span<const std::int32_t> slot_of() const { return slot_of_; }
   [[nodiscard]] std::span<const std::int32_t> expert_of() const { return expert_of_; }
   [[nodiscard]] std::span<const std::uint32_t> slot_key() const { return slot_key_; }
@@ -123,18 +135,28 @@ class host_residency {
       slot_key_[static_cast<std::size_t>(slot)] = worth_protected;
   }
 
-  /// Another number of slots: what lay in those cut off is not resident any more.
+  /// Opens or closes slots at the end: what lay in those closed is not resident any more. Views and captured
+  /// graphs stay valid, the tables have as many rows as before. Throws nibble::error.
   void resize(int slot_count) {
-    if (slot_count < 1 || slot_count > shape_.total())
-      throw error("residency: " + std::to_string(slot_count) + " slots");
-    for (int s = slot_count; s < this->slot_count(); ++s) forget_slot(s);
-    expert_of_.resize(static_cast<std::size_t>(slot_count), -1);
-    slot_key_.resize(static_cast<std::size_t>(slot_count), worth_never);
+    if (slot_count < 1 || slot_count > most_slots())
+      throw error("residency: " + std::to_string(slot_count) + " slots, the tables have " +
+                  std::to_string(most_slots()));
+    for (int s = slot_count; s < open_; ++s) {
+      forget_slot(s);
+      slot_key_[static_cast<std::size_t>(s)] = worth_protected;
+    }
+    for (int s = open_; s < slot_count; ++s) slot_key_[static_cast<std::size_t>(s)] = worth_never;
+    open_ = slot_count;
+  }
+  /// Nothing is resident; what experts are worth stays known. After a step failed and no one knows which
+  /// slots hold what.
+  void forget_all() {
+    for (int s = 0; s < open_; ++s) forget_slot(s);
   }
   /// What a fetch failed to bring is not resident.
   void forget(std::span<const fetch_entry> entries) {
     for (const fetch_entry& e : entries)
-      if (e.slot >= 0 && e.slot < slot_count() && expert_of_[static_cast<std::size_t>(e.slot)] == e.number)
+      if (e.slot >= 0 && e.slot < open_ && expert_of_[static_cast<std::size_t>(e.slot)] == e.number)
         forget_slot(e.slot);
   }
 
@@ -177,6 +199,20 @@ class host_residency {
       ++counts_.hits;
       if (decode)
         slot_key_[static_cast<std::size_t>(slot)] = worth_[base + id] = worth_used(worth_[base + id], clock_);
+    }
+    if (!request.fetch_of.empty() && !missing.empty() && missing.size() <= most_split_misses) {
+      const auto fetched = static_cast<std::size_t>(
+          std::clamp(request.fetch_of[missing.size()], 0, static_cast<int>(missing.size())));
+      std::stable_sort(missing.begin(), missing.end(), [&](std::int32_t a, std::int32_t b) {
+        return worth_[static_cast<std::size_t>(a)] > worth_[static_cast<std::size_t>(b)];
+      });
+      for (std::size_t i = fetched; i < missing.size(); ++i) {
+        std::uint32_t& worth = worth_[static_cast<std::size_t>(missing[i])];
+        if (decode) worth = worth_used(worth, clock_);
+        out.on_host.push_back(missing[i] - static_cast<std::int32_t>(base));
+      }
+      counts_.on_host += out.on_host.size();
+      missing.resize(fetched);
     }
     std::vector<std::int32_t> guessed;
     if (request.ahead) {
@@ -252,7 +288,7 @@ class host_residency {
   /// The `count` open slots of least key, ties to the lower number, in the order of their numbers.
   [[nodiscard]] std::vector<int> least_worthy(const std::vector<char>& kept, std::size_t count) const {
     std::vector<std::pair<std::uint32_t, int>> open;
-    for (int s = 0; s < slot_count(); ++s)
+    for (int s = 0; s < open_; ++s)
       if (!kept[static_cast<std::size_t>(s)] && slot_key_[static_cast<std::size_t>(s)] != worth_protected)
         open.emplace_back(slot_key_[static_cast<std::size_t>(s)], s);
     count = std::min(count, open.size());
@@ -264,6 +300,7 @@ class host_residency {
   }
 
   residency_shape shape_;
+  int open_;
   std::vector<std::int32_t> slot_of_, expert_of_;
   std::vector<std::uint32_t> worth_, slot_key_;
   std::uint32_t clock_ = clock_start;

@@ -70,15 +70,17 @@ class device_residency {
     return residency_layout_of(shape, most_slots).bytes;
   }
   [[nodiscard]] const residency_shape& shape() const { return shape_; }
+  /// Slots that the tables have rows for, closed ones among them.
   [[nodiscard]] int slot_count() const { return slots_; }
-  /// What kernels take. Captured graphs keep slot_count: after set() with another one they are captured anew.
+  /// What kernels take. It does not change while tables with the same most_slots() are set, so graphs
+  /// captured with it stay valid while the pool grows and shrinks.
   [[nodiscard]] residency_view view() const { return residency_view_of(layout_, memory_.data(), slots_); }
 
   /// Takes over the host's tables, clock included; counts begin at zero and lists are empty.
   void set(const host_residency& from, cudaStream_t stream) {
-    if (from.shape() != shape_ || from.slot_count() > most_slots_)
+    if (from.shape() != shape_ || from.most_slots() > most_slots_)
       throw error("residency: tables of another shape or of too many slots");
-    slots_ = from.slot_count();
+    slots_ = from.most_slots();
     const residency_view v = view();
     std::vector<float> slot_scales(3 * static_cast<std::size_t>(slots_), 0.0f);
     const std::vector<expert_scales> scales =

@@ -180,6 +180,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   __shared__ std::uint32_t chosen[32], likely[32], guessed[32], kept[Rounds * warps];
   __shared__ int next_slots[Threads];
   __shared__ unsigned came_true, missing_in[32], likely_in[32];
+  __shared__ std::uint32_t missing_worth[most_split_misses];
   __shared__ detail::victim_room<Threads, Rounds> room;
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
   const residency_view& s = p.state;
@@ -313,6 +314,32 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
     if (p.guesses != nullptr) p.guesses[1] = static_cast<int>(came_true);
   }
 
+  // The rank of a missing expert, and how many are to be fetched.
+  int rank = 0, fetched = misses;
+  if (missing) {
+    rank = __popc(missing_lanes & detail::lanes_below());
+    for (int w = 0; w < warp; ++w) rank += static_cast<int>(missing_in[w] >> 16);
+  }
+  if (p.fetch_of != nullptr && misses > 0 && misses <= most_split_misses) {
+    fetched = min(misses, max(0, p.fetch_of[misses]));
+    if (missing) missing_worth[rank] = worth;
+    __syncthreads();
+    if (missing) {
+      const int by_id = rank;
+      rank = 0;
+      for (int i = 0; i < misses; ++i)
+        rank += missing_worth[i] > worth || (missing_worth[i] == worth && i < by_id) ? 1 : 0;
+      if (rank >= fetched) {
+        p.host_list[4 + rank - fetched] = thread;
+        if (p.mode == place_mode::decode) s.worth[number] = worth_used(worth, now);
+      }
+    }
+  }
+  if (p.fetch_of != nullptr && thread == 0) {
+    p.host_list[0] = misses - fetched;
+    if (misses > fetched) detail::add_count(s.counts->on_host, static_cast<unsigned>(misses - fetched));
+  }
+
   // The guesses, in order: rank and expert of mine, and how many there are.
   int guesses = 0, guess_rank = -1, guess_id = thread;
   if (ahead) {
@@ -335,14 +362,14 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   }
 
   int places = 0;
-  if (misses + guesses > 0) {
+  if (fetched + guesses > 0) {
 #pragma unroll
     for (int r = 0; r < Rounds; ++r)
       if ((kept[r * warps + warp] >> lane & 1u) != 0) key[r] = worth_protected;
-    places = misses + guesses <= 12 ? detail::pick_few<Threads, Rounds>(key, misses + guesses, room)
-                                    : detail::pick_many<Threads, Rounds>(key, misses + guesses, room);
+    places = fetched + guesses <= 12 ? detail::pick_few<Threads, Rounds>(key, fetched + guesses, room)
+                                     : detail::pick_many<Threads, Rounds>(key, fetched + guesses, room);
   }
-  const int demand = min(misses, places), ahead_count = max(0, places - misses);
+  const int demand = min(fetched, places), ahead_count = max(0, places - fetched);
 
   const auto fill = [&](std::int32_t* list, int at, int expert, int to, std::uint32_t new_key) {
     list[4 + 2 * at] = expert;
@@ -358,8 +385,6 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
     }
     __syncthreads();
     if (missing) {
-      int rank = __popc(missing_lanes & detail::lanes_below());
-      for (int w = 0; w < warp; ++w) rank += static_cast<int>(missing_in[w] >> 16);
       if (rank < demand) {
         const int to = room.victims[rank];
         if (p.mode == place_mode::decode) {
@@ -375,7 +400,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
       }
     }
     if (guess_rank >= 0 && guess_rank < ahead_count) {
-      const int expert = (p.layer + 1) * experts + guess_id, to = room.victims[misses + guess_rank];
+      const int expert = (p.layer + 1) * experts + guess_id, to = room.victims[fetched + guess_rank];
       const std::uint32_t known = s.worth[expert];
       const bool stays = p.mode == place_mode::decode || known == worth_protected;
       fill(p.ahead_list, guess_rank, expert, to, stays ? max(known, worth_least) : worth_streamed);
@@ -387,7 +412,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   if (thread == 0) {
     p.list[0] = demand;
     if (ahead) p.ahead_list[0] = ahead_count;
-    if (misses > places) detail::add_count(s.counts->unplaced, static_cast<unsigned>(misses - places));
+    if (fetched > places) detail::add_count(s.counts->unplaced, static_cast<unsigned>(fetched - places));
     if (places > 0) detail::add_count(s.counts->placed, static_cast<unsigned>(places));
     if (ahead_count > 0) detail::add_count(s.counts->ahead, static_cast<unsigned>(ahead_count));
   }

@@ -27,6 +27,8 @@ status launch_place_with(const place_params& p, const launch_options& options) {
     return status::invalid(where, "the pool has between one slot and one for each expert");
   if (p.layer < 0 || p.layer >= S.layers) return status::invalid(where, "there is no such layer");
   if (p.assignments < 0) return status::invalid(where, "a count is negative");
+  if (p.fetch_of != nullptr && p.host_list == nullptr)
+    return status::invalid(where, "misses left to the CPU need a list");
   if (p.ahead_list != nullptr &&
       (p.layer + 1 >= S.layers || p.ahead_limit < 0 || p.ahead_row < 1 || p.ahead_assignments < 0 ||
        (p.ahead_ids != nullptr &&

@@ -87,6 +87,7 @@ struct residency_counts {
   std::uint64_t placed = 0;      ///< brought in, guesses included
   std::uint64_t ahead = 0;       ///< guesses among `placed`
   std::uint64_t ahead_used = 0;  ///< guesses that came true
+  std::uint64_t on_host = 0;     ///< misses left to the CPU
   std::uint64_t unplaced = 0;    ///< missing experts for which every slot was taken: the step has failed
   std::uint64_t bad_ids = 0;     ///< ids outside [0, experts) other than -1: the step has failed
   std::uint64_t failed = 0;      ///< experts that a fetch could not deliver: the step has failed
@@ -189,6 +190,9 @@ struct residency_policy {
   return {s.experts <= 512 && s.total() <= 16384 ? 512 : 1024};
 }
 
+/// More misses of one layer than this are all fetched.
+inline constexpr int most_split_misses = 32;
+
 /// Guesses are taken from the first so many ids, likeliest of all rows first.
 inline constexpr int most_guess_candidates = 32;
 
@@ -219,6 +223,12 @@ struct place_params {
   /// out of use for this and the next placement; those that are get their bits in words[1] of the list.
   bool drop_guesses = false;
   const std::int32_t* recent = nullptr;  ///< the list before `guesses`, where guesses are dropped; or null
+
+  /// Misses left to the CPU: of k ≤ most_split_misses misses the fetch_of[k] of most worth are fetched, ties
+  /// to the lower id, and the ids of the others listed: host_list[0] is their number, they follow from word 4
+  /// on. Their experts stay out. Null: all are fetched.
+  const std::int32_t* fetch_of = nullptr;  ///< [most_split_misses + 1]
+  std::int32_t* host_list = nullptr;       ///< [4 + most_split_misses] out
 
   /// Where not null, becomes layer + 1 when everything is written: a fetch_stream waits for it.
   std::uint32_t* posted = nullptr;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "nibble/moe/placement_file.hpp"
+#include "nibble/moe/placement_split.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
 #include "unit/moe/traces.hpp"
@@ -204,13 +205,24 @@ TEST_CASE("worth survives the clock's limit", "[residency]") {
 
 TEST_CASE("a pool shrinks and grows, failures are forgotten", "[residency]") {
   const residency_shape shape{4, 16, 2};
-  host_residency r(shape, 40);
+  host_residency r(shape, 40, 64);
   nibble::test::trace trace(4, 16, 2, 0.5, 2);
   for (int i = 0; i < 200; ++i) static_cast<void>(r.place(decode(i % 4, trace.next(i % 4))));
   r.resize(10);
   REQUIRE(consistent(r));
   REQUIRE(std::count_if(r.slot_of().begin(), r.slot_of().end(), [](int s) { return s >= 0; }) <= 10);
+  for (int i = 0; i < 200; ++i) static_cast<void>(r.place(decode(i % 4, trace.next(i % 4))));
+  REQUIRE(std::all_of(r.slot_of().begin(), r.slot_of().end(), [](int s) { return s < 10; }));
+  const auto again =
+      host_residency::of_tables(shape, r.slot_of(), r.expert_of(), r.slot_key(), r.worth(), r.clock());
+  REQUIRE(again.slot_count() == 10);
+  REQUIRE(again.most_slots() == 64);
+  REQUIRE_THROWS_AS(r.resize(65), nibble::error);
   r.resize(64);
+  for (int i = 0; i < 400; ++i) static_cast<void>(r.place(decode(i % 4, trace.next(i % 4))));
+  REQUIRE(std::count_if(r.slot_of().begin(), r.slot_of().end(), [](int s) { return s >= 10; }) > 0);
+  r.forget_all();
+  REQUIRE(std::all_of(r.slot_of().begin(), r.slot_of().end(), [](int s) { return s == -1; }));
   const auto fetch = r.place(decode(0, {5, 6})).demand;
   r.forget(fetch);
   REQUIRE(consistent(r));
@@ -305,4 +317,63 @@ TEST_CASE("without worth the slots are filled evenly over the layers", "[residen
   for (int layer = 0; layer < 4; ++layer)
     REQUIRE(std::count_if(r.slot_of().begin() + 16 * layer, r.slot_of().begin() + 16 * (layer + 1),
                           [](int s) { return s >= 0; }) == 5);
+}
+
+TEST_CASE("misses are split by measured latencies, never slower than one way alone", "[residency]") {
+  const auto line = [](float start, float each, int n) {
+    std::vector<float> v;
+    for (int k = 0; k <= n; ++k) v.push_back(k == 0 ? 0 : start + each * static_cast<float>(k));
+    return v;
+  };
+  // No CPU: everything is fetched.
+  const auto fetch = line(3, 35, 8);
+  auto none = split_misses({fetch, fetch, {}, {}});
+  for (int k = 0; k <= most_split_misses; ++k) REQUIRE(none[static_cast<std::size_t>(k)] == k);
+  // Equal speeds, but the CPU's hand-over costs 20: half and half once it pays.
+  const auto host = line(20, 35, 8);
+  const auto even = split_misses({fetch, fetch, host, host});
+  REQUIRE(even[1] == 1);
+  REQUIRE(even[4] == 2);
+  REQUIRE(even[8] == 4);
+  // A CPU that is slow under contention is left alone, however fast it is by itself.
+  const auto slow = split_misses({fetch, fetch, line(200, 300, 8), line(400, 900, 8)});
+  for (int k = 0; k <= 8; ++k) REQUIRE(slow[static_cast<std::size_t>(k)] == k);
+  // A slow link: the CPU does it all.
+  const auto link = line(10, 900, 8);
+  REQUIRE(split_misses({link, link, line(20, 30, 8), line(20, 30, 8)})[4] == 0);
+  std::mt19937 random(8);
+  for (int run = 0; run < 200; ++run) {
+    const auto any = [&] {
+      return line(static_cast<float>(random() % 60), 1 + static_cast<float>(random() % 100), 12);
+    };
+    const auto a = any(), b = any(), c = any(), d = any();
+    const auto split = split_misses({a, b, c, d});
+    for (std::size_t k = 1; k <= 12; ++k) {
+      const auto f = static_cast<std::size_t>(split[k]);
+      const float us = f == k ? a[k] : f == 0 ? c[k] : std::max(b[f], d[k - f]);
+      REQUIRE(us <= a[k]);
+      REQUIRE((us <= c[k] || (f == k && 0.9f * a[k] <= c[k])));
+    }
+  }
+}
+
+TEST_CASE("misses left to the CPU are those of least worth and stay out", "[residency]") {
+  const residency_shape shape{1, 16, 4};
+  host_residency r(shape, 8);
+  for (int i = 0; i < 6; ++i) static_cast<void>(r.place(decode(0, {i < 4 ? 10 : 9})));
+  static_cast<void>(r.place(decode(0, {0, 1, 2, 3, 4, 5, 6, 7})));  // 9 and 10 are out now
+  decode q(0, {10, 11, 9, 12});
+  const std::vector<std::int32_t> fetch_of{0, 1, 1, 2, 2};
+  std::vector<std::int32_t> table(most_split_misses + 1, 0);
+  std::copy(fetch_of.begin(), fetch_of.end(), table.begin());
+  q.fetch_of = table;
+  const auto placed = r.place(q);
+  REQUIRE(placed.demand.size() == 2);
+  REQUIRE(placed.demand[0].number == 10);
+  REQUIRE(placed.demand[1].number == 9);
+  REQUIRE(placed.on_host == std::vector<std::int32_t>{11, 12});
+  REQUIRE(r.slot_of()[11] == -1);
+  REQUIRE(r.counts().on_host == 2);
+  REQUIRE(r.counts().good());
+  REQUIRE(r.worth()[11] > worth_never);
 }

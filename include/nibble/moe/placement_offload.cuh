@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Experts that do not fit, put together: what a backend owns and what it calls between router and experts.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "nibble/core/device_memory.cuh"
+#include "nibble/moe/expert_store.hpp"
+#include "nibble/moe/fetch_launch.cuh"
+#include "nibble/moe/fetch_server.cuh"
+#include "nibble/moe/fetch_staged.cuh"
+#include "nibble/moe/placement_file.hpp"
+#include "nibble/moe/residency_device.cuh"
+#include "nibble/moe/residency_launch.cuh"
+#include "nibble/startup/kernel_table.hpp"
+
+namespace nibble::moe {
+
+/// Tables, slots and the way experts come. The slots' memory and the store belong to the caller and outlive
+/// it. One step at a time.
+///
+///     expert_offload<shape> offload(store, slots, 5000, 10240, worth, stream);
+///     …  for each layer of a step, after the router:
+///     status s = offload.bring(layer, ids, rows, place_mode::decode, options);   launches only; captured
+///     …  with the step's last copies:
+///     offload.ask_for_counts(stream);
+///     …  once the stream is through:
+///     if (const std::string what = offload.failure(stream); !what.empty())  the requests of the step end
+///     with it
+template <residency_shape Shape>
+class expert_offload {
+ public:
+  /// Every kernel that bring() may launch.
+  using kernels = table_of<residency_family<Shape>, fetch_family, staged_fetch_family>;
+
+  /// Fills the slots with the worthiest experts; takes as long as the bytes over the link.
+  /// \param slots memory of slot_count slots now, and at the same address of most_slots once it has grown
+  /// \param worth of load_worth, may be empty  \param read an expert that is not page-locked, on host
+  /// threads; null: from the store. Throws device_error, out_of_memory, error.
+  expert_offload(const expert_store& store, std::byte* slots, int slot_count, int most_slots,
+                 std::span<const std::uint32_t> worth, cudaStream_t stream, fetch_server::reader read = {})
+      : store_(store),
+        slots_(slots),
+        tables_(Shape, most_slots, store.scales()),
+        counts_copy_(sizeof(residency_counts)) {
+    if (store.count() != Shape.total())
+      throw error("expert offload: the store has another number of experts");
+    if (store.locked() < store.count()) {
+      if (!read)
+        read = [&store](int number, std::span<std::byte> out) {
+          std::memcpy(out.data(), store.expert(number).data(), out.size());
+        };
+      server_ = std::make_unique<fetch_server>(store.slot_bytes(), std::move(read));
+    }
+    host_residency host(Shape, slot_count, most_slots);
+    const std::vector<std::uint32_t> none(static_cast<std::size_t>(Shape.total()), worth_never);
+    fill(host, host.warm(worth.empty() ? std::span<const std::uint32_t>(none) : worth), stream);
+  }
+
+  /// Rows that one call of bring() takes for sure; a larger step's experts are to be called in pieces.
+  [[nodiscard]] int most_rows() const { return largest_placed_rows(Shape, open_slots_); }
+
+  /// Makes the experts that `ids` name resident: afterwards the layer's experts may be launched with
+  /// tables(). \param ids [rows][top_k], may come from the kernel before \param launch how a family is
+  /// launched: launch(std::type_identity<Family>{}, params) → status
+  template <class Launch>
+  [[nodiscard]] status bring(int layer, const std::int32_t* ids, int rows, place_mode mode,
+                             Launch&& launch) const {
+    place_params p;
+    p.state = tables_.view();
+    p.layer = layer, p.ids = ids, p.assignments = rows * Shape.top_k;
+    p.mode = mode, p.new_step = mode == place_mode::decode && layer == 0;
+    p.list = p.state.demand_list(Shape, layer);
+    if (const status s = launch(std::type_identity<residency_family<Shape>>{}, p); !s.ok()) return s;
+    fetch_params f;
+    f.list = p.list;
+    f.store = reinterpret_cast<const std::uint8_t*>(store_.data());
+    f.slots = reinterpret_cast<std::uint8_t*>(slots_);
+    f.slot_bytes = f.bytes = store_.slot_bytes();
+    f.slot_count = p.state.slot_count, f.expert_count = store_.count();
+    if (server_ == nullptr) return launch(std::type_identity<fetch_family>{}, f);
+    return launch(std::type_identity<staged_fetch_family>{},
+                  server_->params(f, store_.locked(), &p.state.counts->failed));
+  }
+  /// The same with launch_options.
+  [[nodiscard]] status bring(int layer, const std::int32_t* ids, int rows, place_mode mode,
+                             const launch_options& options) const {
+    return bring(layer, ids, rows, mode, [&options]<class Family>(std::type_identity<Family>, const auto& p) {
+      return Family::launch(p, options);
+    });
+  }
+  /// slot_of, slot_scales and slot_count for the experts' kernels.
+  [[nodiscard]] residency_view tables() const { return tables_.view(); }
+
+  /// Copies the counts behind what the stream has; never waits.
+  [[nodiscard]] status ask_for_counts(cudaStream_t stream) {
+    return runtime_status(cudaMemcpyAsync(counts_copy_.data(), tables_.view().counts,
+                                          sizeof(residency_counts), cudaMemcpyDeviceToHost, stream),
+                          where, "the counts could not be read");
+  }
+  /// The counts that were asked for, once the stream is through.
+  [[nodiscard]] residency_counts counts() const {
+    residency_counts c;
+    std::memcpy(static_cast<void*>(&c), counts_copy_.data(), sizeof c);
+    return c;
+  }
+  /// Why the step is to be failed, "" for a good one. After a failure nothing is resident but all works
+  /// again. Throws where the device itself has failed.
+  [[nodiscard]] std::string failure(cudaStream_t stream) {
+    const residency_counts c = counts();
+    if (c.good()) return {};
+    std::string text = "the step's experts could not all be had:";
+    if (c.failed > 0) {
+      const std::string why = server_ != nullptr ? server_->take_failure() : "";
+      text += " " + std::to_string(c.failed) + " could not be read" + (why.empty() ? "" : " (" + why + ")");
+    }
+    if (c.unplaced > 0)
+      text += " " + std::to_string(c.unplaced) +
+              " found no slot: the step has more tokens than the slots can serve";
+    if (c.bad_ids > 0) text += " " + std::to_string(c.bad_ids) + " ids were out of range";
+    if (server_ != nullptr) server_->reset();
+    host_residency host = tables_.get(stream);
+    host.forget_all();
+    tables_.set(host, stream);
+    *reinterpret_cast<residency_counts*>(counts_copy_.data()) = {};
+    return text;
+  }
+
+  /// Opens or closes slots. Closing comes before their memory goes, opening after it has come. Graphs that
+  /// were captured stay valid.
+  void resize(int slot_count, cudaStream_t stream) {
+    host_residency host = tables_.get(stream);
+    host.resize(slot_count);
+    tables_.set(host, stream);
+    open_slots_ = slot_count;
+  }
+  /// What to save_worth() for the next start.
+  [[nodiscard]] std::vector<std::uint32_t> worth(cudaStream_t stream) const {
+    const host_residency host = tables_.get(stream);
+    return worth_at_start(host.worth(), host.clock());
+  }
+
+ private:
+  static constexpr const char* where = "nibble::moe::expert_offload";
+
+  void fill(const host_residency& host, std::span<const fetch_entry> entries, cudaStream_t stream) {
+    require(bring_experts(store_, entries, slots_, stream));
+    tables_.set(host, stream);
+    open_slots_ = host.slot_count();
+    *reinterpret_cast<residency_counts*>(counts_copy_.data()) = {};
+  }
+
+  const expert_store& store_;
+  std::byte* slots_;
+  device_residency tables_;
+  pinned_memory counts_copy_;
+  std::unique_ptr<fetch_server> server_;
+  int open_slots_ = 0;
+};
+
+}  // namespace nibble::moe
