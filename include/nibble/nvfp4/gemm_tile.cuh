@@ -142,7 +142,8 @@ struct block_product {
       for (int j = 0; j < token_tiles; ++j)
 #pragma unroll
         for (int q = 0; q < 4; ++q) acc[r][j][q] = 0.0f;
-    // A loop of one round would dissolve, and its registers spill: the compiler is not told how many there are.
+    // A loop of one round would dissolve, and its registers spill: the compiler is not told how many there
+    // are.
     int end = rounds;
     asm("" : "+r"(end));
 #pragma unroll 1
