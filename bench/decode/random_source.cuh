@@ -48,6 +48,17 @@ class random_model {
         done += piece;
       }
     };
+    made.pack_expert = [this](int number, std::span<std::uint8_t> slot) {
+      // Packed once, then repeated: host memory of its own for each expert, as in a real model.
+      const auto& kind = packed_.at(static_cast<std::size_t>(number) % packed_.size());
+      std::memcpy(slot.data(), kind.data(), slot.size());
+    };
+    if (packed_.empty())
+      for (int e = 0; e < 16; ++e) {
+        auto& slot = packed_.emplace_back(qwen3_moe::experts_shape_of<Config>().slot_bytes());
+        lm_.model.layers.visit(
+            0, [&](const auto& layer) { qwen3_moe::pack_expert(layer.mlp.experts[e % c.experts], slot); });
+      }
     const float scale = scale_of(c.hidden_size);
     made.scales.assign(static_cast<std::size_t>(qwen3_moe::expert_count(c)),
                        {scale, scale, scale_of(c.expert_intermediate)});
@@ -121,6 +132,7 @@ class random_model {
   }
 
   std::minstd_rand random_;
+  std::vector<std::vector<std::uint8_t>> packed_;
   std::map<std::string, std::vector<std::uint8_t>> memory_;
   std::map<std::string, std::vector<float>> floats_;
   qwen3_moe::causal_lm<Config> lm_;

@@ -68,6 +68,15 @@ class model_runner {
   /// row, in the order of the sequences. Never called with a step in flight.
   virtual void step(std::span<const step_sequence> sequences, std::span<float> logits) = 0;
 
+  /// Called between steps now and then, and with `now` after an allocation failed: a runner whose memory
+  /// others use too may give KV pages back or take them again. Pages 0 … pages_in_use - 1 keep what they
+  /// hold, also for steps in flight. \return how many pages there are from now on: at least pages_in_use, at
+  /// most limits().pages
+  virtual int adapt_pages(int pages_in_use, bool now) {
+    (void)pages_in_use, (void)now;
+    return limits().pages;
+  }
+
   /// True when begin, finish and what belongs to them can be used. Never changes.
   virtual bool draws() const { return false; }
 

@@ -57,6 +57,7 @@ void scheduler::add(std::shared_ptr<generation> item) {
 
 bool scheduler::step() {
   sweep_ended();
+  adapt();
   admit();
   if (!grow_pages()) {
     collect();  // brings the tokens that a preempted sequence begins again with, and perhaps pages
@@ -83,6 +84,20 @@ void scheduler::cancel_all(const std::string& message) {
   publish();
 }
 
+// Others use the device's memory too: the pool follows what the runner has.
+void scheduler::adapt() {
+  const bool now = std::exchange(memory_ran_out_, false);
+  if (!now && ++steps_since_adapting_ < steps_between_adapting) return;
+  steps_since_adapting_ = 0;
+  try {
+    pages_.resize(std::min(limits_.pages, runner_.adapt_pages(pages_.used_end(), now)));
+  } catch (const nibble::context_lost_error& problem) {
+    lose(problem.what());
+  } catch (const std::exception&) {
+    // The pool stays as it is; a step that fails for lack of memory says so.
+  }
+}
+
 void scheduler::sweep_ended() {
   for (auto& item : running_)
     if (item->ending_asked()) finish(*item, item->asked_reason());
@@ -95,6 +110,11 @@ void scheduler::admit() {
   while (!waiting_.empty() && static_cast<int>(running_.size()) < max_running_) {
     auto& item = waiting_.front();
     const int need = pages_for(static_cast<int>(item->tokens_.size()));
+    if (need > pages_.size()) {
+      finish(*item, finish_reason::error, pages_gone);
+      waiting_.pop_front();
+      continue;
+    }
     if (need + static_cast<int>(running_.size()) > pages_.free()) return;
     const auto slot = slots_.take();
     if (!slot) return;
@@ -129,6 +149,10 @@ bool scheduler::grow_pages() {
     if (!item->wants_more()) continue;
     const int missing = pages_for(item->length()) - static_cast<int>(item->pages_.size());
     if (missing <= 0) continue;
+    if (pages_for(item->length()) > pages_.size()) {
+      finish(*item, finish_reason::error, pages_gone);
+      continue;
+    }
     while (!pages_.take(missing, item->pages_)) {
       if (!in_flight_.empty()) return false;
       const auto youngest = running_.back();

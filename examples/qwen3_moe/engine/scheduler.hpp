@@ -85,6 +85,7 @@ class scheduler {
   using shares = std::vector<share>;
 
   int pages_for(int tokens) const { return (tokens + limits_.page_tokens - 1) / limits_.page_tokens; }
+  void adapt();
   void sweep_ended();
   void admit();
   bool grow_pages();
@@ -127,6 +128,10 @@ class scheduler {
   std::string failure_;
   std::uint64_t next_arrival_ = 1;
   std::uint64_t tick_ = 1;
+  /// A look at free memory costs about as much as a launch, so not every step takes one.
+  static constexpr int steps_between_adapting = 128;
+  int steps_since_adapting_ = 0;
+  bool memory_ran_out_ = false;
 };
 
 }  // namespace qwen3_moe

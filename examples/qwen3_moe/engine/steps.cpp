@@ -96,6 +96,7 @@ void scheduler::run(shares& parts) {
   } catch (const nibble::context_lost_error& problem) {
     return lose(problem.what());
   } catch (const std::exception& problem) {
+    memory_ran_out_ = dynamic_cast<const nibble::out_of_memory*>(&problem) != nullptr;
     return fail(parts, problem.what());
   }
   advance(parts);
@@ -120,6 +121,7 @@ void scheduler::submit(shares parts) {
   } catch (const nibble::context_lost_error& problem) {
     return lose(problem.what());
   } catch (const std::exception& problem) {
+    memory_ran_out_ = dynamic_cast<const nibble::out_of_memory*>(&problem) != nullptr;
     return fail(parts, problem.what());
   }
   advance(parts);
@@ -163,6 +165,7 @@ void scheduler::collect() {
   } catch (const nibble::context_lost_error& problem) {
     return lose(problem.what());
   } catch (const std::exception& problem) {
+    memory_ran_out_ = dynamic_cast<const nibble::out_of_memory*>(&problem) != nullptr;
     return fail(parts, problem.what());
   }
   std::size_t next = 0;

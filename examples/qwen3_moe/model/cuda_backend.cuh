@@ -14,6 +14,7 @@
 #include "model/cuda_families.cuh"
 #include "model/device_workspace.hpp"
 #include "model/forward.hpp"
+#include "model/offloaded_experts.cuh"
 #include "nibble/graph/op_scope.hpp"
 
 namespace qwen3_moe {
@@ -48,6 +49,7 @@ struct device_experts {
   int slot_count = 0;
   const std::int32_t* slot_of = nullptr;  ///< [layers][experts]
   unsigned* report = nullptr;             ///< experts_params::report
+  device_offload offload{};               ///< where not all are resident
 };
 
 /// Activations and the operations on them. Launches only; never allocates, waits or throws: the first status
@@ -276,6 +278,7 @@ class cuda_backend {
         p.out.weight = shared_weights_;
       });
     }
+    if (experts.offload.store != nullptr) bring_experts(place);
     launch<typename families::experts>("experts", [&](nibble::moe::experts_params& p) {
       p.m = rows_;
       p.slots = experts.slots, p.slot_scales = experts.slot_scales, p.slot_count = experts.slot_count;
@@ -313,6 +316,30 @@ class cuda_backend {
   }
 
  private:
+  /// Gives the chosen experts of a layer slots and fetches those that are not on the device.
+  void bring_experts(layer_place place) {
+    if constexpr (shapes::residency.valid()) {
+      auto* const list = experts.offload.state.demand_list(shapes::residency, place.layer);
+      launch<typename families::residency>("place experts", [&](nibble::moe::place_params& p) {
+        p.state = experts.offload.state;
+        p.layer = place.layer;
+        p.ids = expert_ids_, p.assignments = rows_ * c.experts_per_token;
+        // A prompt's experts come and go without displacing what decode keeps coming back to.
+        p.mode = sequences_ > decodes_ ? nibble::moe::place_mode::streaming : nibble::moe::place_mode::decode;
+        p.new_step = place.layer == 0;
+        p.list = list;
+      });
+      launch<typename families::fetch>("fetch experts", [&](nibble::moe::fetch_params& p) {
+        constexpr std::size_t bytes = shapes::experts.slot_bytes();
+        p.list = list;
+        p.store = experts.offload.store;
+        p.slots = const_cast<std::uint8_t*>(experts.slots);
+        p.slot_bytes = bytes, p.first_byte = 0, p.bytes = bytes;
+        p.slot_count = experts.slot_count, p.expert_count = expert_count(c);
+      });
+    }
+  }
+
   void set_wanted(const std::int32_t* rows, int count) {
     wanted_ = rows;
     selected.rows = count;

@@ -6,9 +6,11 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,8 +32,11 @@ struct weight_source {
   std::function<void(device_uploader&, std::byte* memory, causal_lm<Config>&)> write_dense;
   /// Sends experts first … first + count - 1 to the slots at `to`.
   std::function<void(device_uploader&, int first, int count, std::byte* to)> send_experts;
+  /// The same for one expert and host memory.
+  expert_packer pack_expert;
   /// fp32 scales of every expert.
   std::vector<expert_scales> scales;
+  int threads = 0;  ///< that pack, 0: one per core
 };
 
 template <class Config, nibble::kv_format Kv>
@@ -76,17 +81,49 @@ class cuda_core {
     context.measure(ledger_line::kv_pages,
                     [&] { open(kv_pages_, plan.kv_pages * backend_type::page_bytes); });
     context.measure(ledger_line::expert_slots, [&] { open(expert_slots_, plan.expert_slots * slot_bytes); });
-    fill_slots(static_cast<int>(plan.expert_slots));
+    const int slots = static_cast<int>(plan.expert_slots);
+    offloaded_.reset();
+    if (slots >= expert_count(c))
+      fill_slots();
+    else
+      context.measure(ledger_line::expert_slots, [&] { offload(context, slots); });
     backend_ = backend_type(sizes_, workspace_.data(), stream_);
     backend_.kv_pages = kv_pages_.base();
     backend_.states = states_.data();
-    backend_.experts.slots = reinterpret_cast<const std::uint8_t*>(expert_slots_.base());
-    backend_.experts.slot_scales = slot_scales_;
-    backend_.experts.slot_count = static_cast<int>(plan.expert_slots);
-    backend_.experts.slot_of = slot_of_;
+    take_experts(slots);
     send_frequencies();
     pad_step();
   }
+
+  /// Brings KV pages and, where experts are fetched, expert slots to the plan's sizes; their addresses stay.
+  /// A start with every expert resident keeps them all: there is no host memory to fetch them from.
+  [[nodiscard]] nibble::status resize(context_type& context, const nibble::memory_plan& plan) {
+    using nibble::ledger_line;
+    if (backend_type::page_bytes > 0) {
+      if (const auto s = kv_pages_.resize(plan.kv_pages * backend_type::page_bytes); !s.ok()) return s;
+      context.set_measured(ledger_line::kv_pages, kv_pages_.mapped_bytes());
+    }
+    const int slots = static_cast<int>(plan.expert_slots);
+    if (offloaded_ == nullptr || slots == backend_.experts.slot_count) return nibble::status::success();
+    const std::uint64_t tables =
+        context.lines()[ledger_line::expert_slots].measured_bytes.value_or(0) - expert_slots_.mapped_bytes();
+    const bool grows = slots > backend_.experts.slot_count;
+    // Tables name only slots that are there, before and after.
+    if (grows)
+      if (const auto s = expert_slots_.resize(plan.expert_slots * slot_bytes); !s.ok()) return s;
+    offloaded_->resize(slots, stream_);
+    take_experts(slots);
+    if (!grows)
+      if (const auto s = expert_slots_.resize(plan.expert_slots * slot_bytes); !s.ok()) return s;
+    context.set_measured(ledger_line::expert_slots, tables + expert_slots_.mapped_bytes());
+    return nibble::status::success();
+  }
+  /// What graphs hold by value and resize changes.
+  [[nodiscard]] std::uint64_t signature() const {
+    return static_cast<std::uint64_t>(backend_.experts.slot_count);
+  }
+  void set_pages_in_use(std::uint64_t pages) { pages_in_use_ = pages; }
+  [[nodiscard]] std::uint64_t pages_in_use() const { return pages_in_use_; }
 
   /// One decode step of `rows` rows, as the arrays on the device say.
   [[nodiscard]] nibble::status record(int rows) {
@@ -98,6 +135,14 @@ class cuda_core {
   [[nodiscard]] backend_type& backend() { return backend_; }
   [[nodiscard]] const causal_lm<Config>& model() const { return lm_; }
   [[nodiscard]] const device_sizes& sizes() const { return sizes_; }
+  /// Null where every expert is resident.
+  [[nodiscard]] const offloaded_experts* offloaded() const { return offloaded_.get(); }
+  /// Rows of a step whose experts find room on the device for sure.
+  [[nodiscard]] int most_rows() const {
+    if (offloaded_ == nullptr) return sizes_.step_tokens;
+    return std::min(sizes_.step_tokens, nibble::moe::largest_placed_rows(backend_type::shapes::residency,
+                                                                         backend_.experts.slot_count));
+  }
   [[nodiscard]] std::byte* workspace() const { return workspace_.data(); }
   [[nodiscard]] device_workspace workspace_layout() const {
     return device_workspace_of(c, Kv, shared_joins_routed<Config>(), sizes_);
@@ -106,6 +151,19 @@ class cuda_core {
  private:
   static constexpr const char* where = "qwen3_moe::cuda_core";
   static constexpr std::uint64_t slot_bytes = expert_slot_bytes_of(c);
+
+  void take_experts(int slots) {
+    auto& experts = backend_.experts;
+    experts.slots = reinterpret_cast<const std::uint8_t*>(expert_slots_.base());
+    experts.slot_scales = slot_scales_;
+    experts.slot_count = slots;
+    experts.slot_of = slot_of_;
+    experts.offload = {};
+    if (offloaded_ == nullptr) return;
+    experts.offload = offloaded_->view();
+    experts.slot_scales = experts.offload.state.slot_scales;
+    experts.slot_of = experts.offload.state.slot_of;
+  }
 
   void zero(std::byte* at, std::uint64_t bytes) {
     if (bytes == 0) return;
@@ -118,12 +176,26 @@ class cuda_core {
     nibble::require(arena.resize(bytes));
   }
 
+  /// All experts into host memory, as many as there are slots onto the device.
+  void offload(context_type& context, int slots) {
+    constexpr nibble::moe::residency_shape shape = backend_type::shapes::residency;
+    if constexpr (shape.valid()) {
+      if (nibble::moe::largest_placed_rows(shape, slots) < 1)
+        throw nibble::out_of_memory(std::to_string(slots) + " expert slots: a token chooses " +
+                                    std::to_string(c.experts_per_token));
+      offloaded_ = std::make_unique<offloaded_experts>(
+          shape, slot_bytes, source_.pack_expert, source_.scales, slots, expert_slots_.base(),
+          context.platform().index(), source_.threads, stream_,
+          [&context](std::string_view line) { context.log(line); });
+    } else {
+      throw nibble::out_of_memory(
+          "the model has more experts than the tables of resident ones: all must fit");
+    }
+  }
+
   /// Every expert into its own slot.
-  void fill_slots(int slots) {
+  void fill_slots() {
     const int experts = expert_count(c);
-    if (slots < experts)
-      throw nibble::out_of_memory("the device has room for " + std::to_string(slots) + " of " +
-                                  std::to_string(experts) + " experts; all must be resident");
     device_uploader uploader(stream_);
     source_.send_experts(uploader, 0, experts, expert_slots_.base());
     uploader.send(
@@ -165,9 +237,11 @@ class cuda_core {
   causal_lm<Config> lm_;
   nibble::device_memory dense_, workspace_, states_;
   nibble::device_arena kv_pages_, expert_slots_;
+  std::unique_ptr<offloaded_experts> offloaded_;
   float* slot_scales_ = nullptr;
   std::int32_t* slot_of_ = nullptr;
   device_sizes sizes_;
+  std::uint64_t pages_in_use_ = 0;
   backend_type backend_;
 };
 

@@ -15,6 +15,8 @@
 #include "nibble/kernels/rows_copy.cuh"
 #include "nibble/kernels/sampling.cuh"
 #include "nibble/moe/experts_family.cuh"
+#include "nibble/moe/fetch_launch.cuh"
+#include "nibble/moe/residency_launch.cuh"
 #include "nibble/nvfp4/linear_family.cuh"
 #include "nibble/startup/kernel_table.hpp"
 
@@ -28,6 +30,7 @@ struct cuda_shapes {
   static constexpr nibble::delta_shape delta = delta_shape_of(c);
   static constexpr nibble::router_shape router = router_shape_of(c);
   static constexpr nibble::moe::experts_shape experts = experts_shape_of<Config>();
+  static constexpr nibble::moe::residency_shape residency{c.layers, c.experts, c.experts_per_token};
 };
 
 /// y = W norm(x).
@@ -64,6 +67,19 @@ struct cuda_families {
 
   using sampling = nibble::sampling_family<c.vocab_size>;
   using forbid = forbid_family;
+
+  /// For experts that do not all fit.
+  template <class S, bool Possible>
+  struct offload_part {
+    using type = nibble::kernel_table<>;
+  };
+  template <class S>
+  struct offload_part<S, true> {
+    using type = nibble::table_of<nibble::moe::residency_family<S::residency>, nibble::moe::fetch_family>;
+  };
+  using residency = nibble::moe::residency_family<shapes::residency>;
+  using fetch = nibble::moe::fetch_family;
+  using offload = typename offload_part<shapes, shapes::residency.valid()>::type;
 
   using attention_matrices = nibble::table_of<normed_project_family<decltype(attention<Config>::qkv)>,
                                               project_many_family<decltype(attention<Config>::qkv)>,
@@ -103,7 +119,7 @@ struct cuda_families {
 
   using table = nibble::table_of<embed, norm, attention_matrices, attention_decode, attention_append,
                                  attention_prefill, typename delta::type, router, experts,
-                                 typename shared::type, lm_head, forbid, sampling>;
+                                 typename shared::type, lm_head, forbid, sampling, offload>;
 };
 
 }  // namespace qwen3_moe

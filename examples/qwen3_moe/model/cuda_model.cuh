@@ -4,35 +4,18 @@
 /// model.
 #pragma once
 
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "model/cuda_runner.cuh"
+#include "model/memory_plan.hpp"
 #include "model/registry.hpp"
 #include "nibble/op/load.hpp"
 
 namespace qwen3_moe {
-
-[[nodiscard]] inline nibble::start_options start_options_of(const load_options& options,
-                                                            std::vector<std::string>& log) {
-  nibble::start_options start;
-  auto& request = start.request;
-  if (options.cuda.vram_limit_bytes != 0) request.vram_limit_bytes = options.cuda.vram_limit_bytes;
-  if (options.cuda.kv_bytes != 0) request.kv_bytes = options.cuda.kv_bytes;
-  if (options.cuda.expert_slots != 0)
-    request.expert_slots = static_cast<std::uint64_t>(options.cuda.expert_slots);
-  if (options.context_tokens != 0) request.context_tokens = options.context_tokens;
-  if (options.max_running != 0) request.max_running = options.max_running;
-  if (options.step_tokens != 0) request.step_tokens = options.step_tokens;
-  request.graphs = options.cuda.largest_graph > 0;
-  if (request.graphs)
-    for (int rows = 1; rows <= std::min(options.cuda.largest_graph, options.max_running); rows *= 2)
-      request.captured_sizes.push_back(rows);
-  start.log = [&log](std::string_view line) { log.emplace_back(line); };
-  return start;
-}
 
 /// The weights of a bound checkpoint. Both must live until the start is over.
 template <class Config>
@@ -46,6 +29,12 @@ template <class Config>
   source.send_experts = [&bound, threads](device_uploader& uploader, int first, int count, std::byte* to) {
     send_experts(uploader, bound, first, count, to, threads);
   };
+  source.pack_expert = [&bound](int number, std::span<std::uint8_t> slot) {
+    bound.model.layers.visit(number / Config::value.experts, [&](const auto& layer) {
+      pack_expert(layer.mlp.experts[number % Config::value.experts], slot);
+    });
+  };
+  source.threads = threads;
   for (int i = 0; i < Config::value.layers; ++i)
     bound.model.layers.visit(i, [&](const auto& layer) {
       for (int e = 0; e < Config::value.experts; ++e)
@@ -64,8 +53,11 @@ class cuda_model final : public loaded_model {
     const auto weights = nibble::load_weights(
         bound, request.source, request.binding, nibble::load_mode::map,
         [threads](std::size_t count, const auto& body) { run_in_parallel(count, threads, body); });
+    nibble::start_options start;
+    start.request = plan_request_of(options);
+    start.log = [this](std::string_view line) { log(line); };
     runner_ = std::make_unique<cuda_runner<Config, Kv>>(nibble::startup::start<cuda_core<Config, Kv>>(
-        start_options_of(options, notes), source_of(bound, threads), request.max_positions));
+        std::move(start), source_of(bound, threads), request.max_positions));
   }
 
   [[nodiscard]] model_runner& runner() override { return *runner_; }
@@ -74,6 +66,13 @@ class cuda_model final : public loaded_model {
   }
 
  private:
+  /// Lines of the start belong to the model's notes; later ones, of caches that changed, to the log.
+  void log(std::string_view line) {
+    if (runner_ == nullptr)
+      notes.emplace_back(line);
+    else
+      std::fprintf(stderr, "qwen3-moe: %.*s\n", static_cast<int>(line.size()), line.data());
+  }
   /// Calls body(i) for every i; the first exception is thrown again here.
   template <class Body>
   static void run_in_parallel(std::size_t count, int threads, const Body& body) {

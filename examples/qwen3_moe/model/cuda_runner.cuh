@@ -10,6 +10,7 @@
 #include <array>
 #include <cstring>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "engine/model_runner.hpp"
@@ -26,6 +27,7 @@ struct step_in_flight {
       : words(4u * static_cast<std::uint64_t>(layout.words())),
         rows(sizeof(nibble::sampling_row) * static_cast<std::uint64_t>(most_rows)),
         results(sizeof(nibble::sampled_row) * static_cast<std::uint64_t>(most_rows)),
+        counts(sizeof(nibble::moe::residency_counts)),
         step(layout, words.as<std::int32_t>()) {
     nibble::require(nibble::runtime_status(cudaEventCreateWithFlags(&done, cudaEventDisableTiming),
                                            "qwen3_moe::step_in_flight", "no event could be made"));
@@ -34,7 +36,7 @@ struct step_in_flight {
   step_in_flight& operator=(const step_in_flight&) = delete;
   ~step_in_flight() { static_cast<void>(cudaEventDestroy(done)); }
 
-  nibble::pinned_memory words, rows, results;
+  nibble::pinned_memory words, rows, results, counts;
   device_step step;
   cudaEvent_t done = nullptr;
   std::size_t drawn = 0;  ///< rows of results
@@ -51,7 +53,7 @@ class cuda_runner final : public model_runner {
 
   explicit cuda_runner(engine_type engine)
       : engine_(std::move(engine)),
-        limits_(limits_of(engine_.context().plan())),
+        limits_(limits_of(engine_.context().plan(), core().most_rows())),
         sizes_(core().sizes()),
         logits_(4u * static_cast<std::uint64_t>(sizes_.logit_rows) *
                 static_cast<std::uint64_t>(c.vocab_size)),
@@ -76,7 +78,9 @@ class cuda_runner final : public model_runner {
     step_in_flight& flight = flights_[0];
     const device_step& step = flight.step;
     const int first = launch_forward(sequences, flight);
+    read_counts(flight);
     read_logits(logits.data(), first);
+    check_counts(flight);
     for (int done = first; done < step.wanted();) {
       const int count = std::min(step.wanted() - done, sizes_.logit_rows);
       backend().want_rows(done, count);
@@ -101,7 +105,43 @@ class cuda_runner final : public model_runner {
 
   void begin(std::span<const step_sequence> sequences) override {
     check_drawing_step(limits_, sequences);
+    if (begun_ - finished_ == max_steps_in_flight) throw nibble::error("two steps are in flight already");
     step_in_flight& flight = flights_[static_cast<std::size_t>(begun_ % max_steps_in_flight)];
+    try {
+      launch_draws(sequences, flight);
+    } catch (...) {
+      // What was sent already reads host memory that the next step writes.
+      static_cast<void>(cudaStreamSynchronize(stream()));
+      throw;
+    }
+    ++begun_;
+  }
+
+  [[nodiscard]] std::span<const nibble::sampled_row> finish() override {
+    if (finished_ == begun_) throw nibble::error("no step is in flight");
+    step_in_flight& flight = flights_[static_cast<std::size_t>(finished_++ % max_steps_in_flight)];
+    nibble::require(nibble::runtime_status(cudaEventSynchronize(flight.done), where, "the step failed"));
+    check_counts(flight);
+    return {flight.results.as<nibble::sampled_row>(), flight.drawn};
+  }
+
+  [[nodiscard]] int adapt_pages(int pages_in_use, bool now) override {
+    core().set_pages_in_use(static_cast<std::uint64_t>(pages_in_use));
+    static_cast<void>(engine_.adapt(now));
+    return static_cast<int>(engine_.context().plan().kv_pages);
+  }
+
+  [[nodiscard]] engine_type& engine() { return engine_; }
+
+ private:
+  static constexpr const char* where = "qwen3_moe::cuda_runner";
+
+  [[nodiscard]] core_type& core() { return engine_.model(); }
+  [[nodiscard]] backend_type& backend() { return core().backend(); }
+  [[nodiscard]] const causal_lm<Config>& lm() { return core().model(); }
+  [[nodiscard]] cudaStream_t stream() { return backend().stream(); }
+
+  void launch_draws(std::span<const step_sequence> sequences, step_in_flight& flight) {
     const int wanted = launch_forward(sequences, flight);
     flight.drawn = static_cast<std::size_t>(wanted);
     if (wanted > 0) {
@@ -114,32 +154,16 @@ class cuda_runner final : public model_runner {
       nibble::require(backend().result());
       draws_.read(flight.results.as<nibble::sampled_row>(), flight.drawn);
     }
+    read_counts(flight);
     nibble::require(nibble::runtime_status(cudaEventRecord(flight.done, stream()), where,
                                            "the step could not be marked"));
-    ++begun_;
   }
 
-  [[nodiscard]] std::span<const nibble::sampled_row> finish() override {
-    if (finished_ == begun_) throw nibble::error("no step is in flight");
-    step_in_flight& flight = flights_[static_cast<std::size_t>(finished_++ % max_steps_in_flight)];
-    nibble::require(nibble::runtime_status(cudaEventSynchronize(flight.done), where, "the step failed"));
-    return {flight.results.as<nibble::sampled_row>(), flight.drawn};
-  }
-
-  [[nodiscard]] engine_type& engine() { return engine_; }
-
- private:
-  static constexpr const char* where = "qwen3_moe::cuda_runner";
-
-  [[nodiscard]] core_type& core() { return engine_.model(); }
-  [[nodiscard]] backend_type& backend() { return core().backend(); }
-  [[nodiscard]] const causal_lm<Config>& lm() { return core().model(); }
-  [[nodiscard]] cudaStream_t stream() { return backend().stream(); }
-  [[nodiscard]] static runner_limits limits_of(const nibble::memory_plan& plan) {
+  [[nodiscard]] static runner_limits limits_of(const nibble::memory_plan& plan, int most_rows) {
     // The plan's dummies stay unused: padding rows have a negative position and touch no cache.
     return {c.vocab_size,        plan.limits.context_tokens,
             device_page_tokens,  static_cast<int>(plan.kv_pages),
-            plan.limits.running, std::max(plan.limits.step_tokens, plan.limits.running)};
+            plan.limits.running, most_rows};
   }
 
   /// Sends the step and launches its forward pass, decode steps of which every row is wanted as a graph.
@@ -163,6 +187,26 @@ class cuda_runner final : public model_runner {
     forward(backend(), lm());
     nibble::require(backend().result());
     return first;
+  }
+
+  void read_counts(step_in_flight& flight) {
+    if (core().offloaded() == nullptr) return;
+    nibble::require(
+        nibble::runtime_status(cudaMemcpyAsync(flight.counts.data(), backend().experts.offload.state.counts,
+                                               flight.counts.bytes(), cudaMemcpyDeviceToHost, stream()),
+                               where, "the counts of the experts could not be read"));
+  }
+  /// A step whose experts were not all there has computed something else: it fails, the next one may not.
+  void check_counts(step_in_flight& flight) {
+    if (core().offloaded() == nullptr) return;
+    const auto now = *flight.counts.as<nibble::moe::residency_counts>();
+    const auto before = std::exchange(counts_, now);
+    if (now.unplaced == before.unplaced && now.bad_ids == before.bad_ids && now.failed == before.failed)
+      return;
+    throw nibble::error("the step lacked experts: " + std::to_string(now.unplaced - before.unplaced) +
+                        " found no slot, " + std::to_string(now.failed - before.failed) +
+                        " could not be fetched, " + std::to_string(now.bad_ids - before.bad_ids) +
+                        " ids are out of range");
   }
 
   void copy_to_device(std::int32_t* to, const std::int32_t* from, std::size_t count) {
@@ -205,6 +249,7 @@ class cuda_runner final : public model_runner {
   std::array<step_in_flight, max_steps_in_flight> flights_;
   page_table_shadow pages_;
   cuda_draws draws_;
+  nibble::moe::residency_counts counts_{};  ///< after the last step that was read
   std::uint64_t begun_ = 0, finished_ = 0;
 };
 
