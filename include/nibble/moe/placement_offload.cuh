@@ -77,18 +77,9 @@ class expert_offload {
   template <class Launch>
   [[nodiscard]] status bring(int layer, const std::int32_t* ids, int rows, place_mode mode,
                              Launch&& launch) const {
-    place_params p;
-    p.state = tables_.view();
-    p.layer = layer, p.ids = ids, p.assignments = rows * Shape.top_k;
-    p.mode = mode, p.new_step = mode == place_mode::decode && layer == 0;
-    p.list = p.state.demand_list(Shape, layer);
+    const place_params p = placement(layer, ids, rows, mode);
     if (const status s = launch(std::type_identity<residency_family<Shape>>{}, p); !s.ok()) return s;
-    fetch_params f;
-    f.list = p.list;
-    f.store = reinterpret_cast<const std::uint8_t*>(store_.data());
-    f.slots = reinterpret_cast<std::uint8_t*>(slots_);
-    f.slot_bytes = f.bytes = store_.slot_bytes();
-    f.slot_count = p.state.slot_count, f.expert_count = store_.count();
+    const fetch_params f = fetch(p.list, p.state);
     if (server_ == nullptr) return launch(std::type_identity<fetch_family>{}, f);
     return launch(std::type_identity<staged_fetch_family>{},
                   server_->params(f, store_.locked(), &p.state.counts->failed));
@@ -100,6 +91,40 @@ class expert_offload {
       return Family::launch(p, options);
     });
   }
+  /// bring() for a prefill step of so many tokens that nearly every expert is asked for (streams_layers):
+  /// while a layer computes, all of the next one that is missing comes on a second stream. Call it for every
+  /// layer in order, layer 0 first; not captured. Up to two layers' missing experts take the least valuable
+  /// slots. \param side a stream of the caller, idle before layer 0
+  [[nodiscard]] status bring_streaming(int layer, const std::int32_t* ids, int rows,
+                                       const launch_options& options, cudaStream_t side) const {
+    if (server_ != nullptr)
+      return bring(layer, ids, rows, place_mode::streaming, options);  // one ring, one stream
+    const bool guessed = layer > 0, guesses = layer + 1 < Shape.layers;
+    const launch_options after{options.stream, launch_chain::plain}, beside{side, launch_chain::plain};
+    const auto wait = [](cudaStream_t from, cudaEvent_t event, cudaStream_t to) {
+      if (const cudaError_t e = cudaEventRecord(event, from); e != cudaSuccess)
+        return runtime_status(e, where, "an event could not be recorded");
+      return runtime_status(cudaStreamWaitEvent(to, event), where, "a stream could not wait");
+    };
+    // The guesses for this layer have come, all of them.
+    if (guessed)
+      if (const status s = wait(side, arrived_.get(), options.stream); !s.ok()) return s;
+    place_params p = placement(layer, ids, rows, place_mode::streaming);
+    if (guessed) p.guesses = p.state.ahead_list(Shape, layer);
+    if (guesses) p.ahead_list = p.state.ahead_list(Shape, layer + 1), p.ahead_limit = Shape.experts;
+    if (const status s = residency_family<Shape>::launch(p, after); !s.ok()) return s;
+    if (guesses) {
+      if (const status s = wait(options.stream, placed_.get(), side); !s.ok()) return s;
+      if (const status s = fetch_family::launch(fetch(p.ahead_list, p.state), beside); !s.ok()) return s;
+    }
+    return fetch_family::launch(fetch(p.list, p.state), guesses ? after : options);
+  }
+  /// Whether a prefill step should use bring_streaming: 95 of 100 experts of a layer would be asked for by
+  /// uniform routing, and two layers fit beside each other.
+  [[nodiscard]] bool streams_layers(int rows) const {
+    return rows * Shape.top_k >= 3 * Shape.experts && open_slots_ >= 2 * Shape.experts;
+  }
+
   /// slot_of, slot_scales and slot_count for the experts' kernels.
   [[nodiscard]] residency_view tables() const { return tables_.view(); }
 
@@ -161,11 +186,45 @@ class expert_offload {
     *reinterpret_cast<residency_counts*>(counts_copy_.data()) = {};
   }
 
+  [[nodiscard]] place_params placement(int layer, const std::int32_t* ids, int rows, place_mode mode) const {
+    place_params p;
+    p.state = tables_.view();
+    p.layer = layer, p.ids = ids, p.assignments = rows * Shape.top_k;
+    p.mode = mode, p.new_step = mode == place_mode::decode && layer == 0;
+    p.list = p.state.demand_list(Shape, layer);
+    return p;
+  }
+  [[nodiscard]] fetch_params fetch(const std::int32_t* list, const residency_view& state) const {
+    fetch_params f;
+    f.list = list;
+    f.store = reinterpret_cast<const std::uint8_t*>(store_.data());
+    f.slots = reinterpret_cast<std::uint8_t*>(slots_);
+    f.slot_bytes = f.bytes = store_.slot_bytes();
+    f.slot_count = state.slot_count, f.expert_count = store_.count();
+    return f;
+  }
+
+  /// An event without timing.
+  class event {
+   public:
+    event() {
+      require(runtime_status(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), where, "no event"));
+    }
+    event(const event&) = delete;
+    event& operator=(const event&) = delete;
+    ~event() { static_cast<void>(cudaEventDestroy(event_)); }
+    [[nodiscard]] cudaEvent_t get() const { return event_; }
+
+   private:
+    cudaEvent_t event_ = nullptr;
+  };
+
   const expert_store& store_;
   std::byte* slots_;
   device_residency tables_;
   pinned_memory counts_copy_;
   std::unique_ptr<fetch_server> server_;
+  event placed_, arrived_;
   int open_slots_ = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <span>
 #include <string>
@@ -45,6 +46,24 @@ class cuda_page_locker final : public page_locker {
  private:
   int device_;
 };
+
+/// The NUMA node that a device hangs on, for expert_store_options; -1 where the system does not say.
+[[nodiscard]] inline int numa_node_of_device(int device) {
+  char id[32] = {};
+  if (cudaDeviceGetPCIBusId(id, static_cast<int>(sizeof id), device) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return -1;
+  }
+  std::string path = std::string("/sys/bus/pci/devices/") + id + "/numa_node";
+  std::transform(path.begin(), path.end(), path.begin(),
+                 [](char c) { return c >= 'A' && c <= 'F' ? static_cast<char>(c - 'A' + 'a') : c; });
+  int node = -1;
+  if (std::FILE* file = std::fopen(path.c_str(), "r"); file != nullptr) {
+    if (std::fscanf(file, "%d", &node) != 1) node = -1;
+    std::fclose(file);
+  }
+  return node;
+}
 
 /// Owns the tables. Everything here waits for `stream`: it is for the start, for changes of the pool, for
 /// failures and for the end, never for a step.
