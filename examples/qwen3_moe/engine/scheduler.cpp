@@ -10,6 +10,13 @@
 
 namespace qwen3_moe {
 
+namespace {
+
+constexpr const char* pages_gone =
+    "other programs took the device's memory, and what is left does not hold this request; try again later";
+
+}  // namespace
+
 scheduler::scheduler(model_runner& runner, const scheduler_options& options, engine_counters& counters)
     : runner_(runner),
       limits_(runner.limits()),

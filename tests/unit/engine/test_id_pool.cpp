@@ -65,3 +65,37 @@ TEST_CASE("a pool of nothing") {
   slot_pool negative(-3);
   CHECK(negative.size() == 0);
 }
+
+TEST_CASE("the lowest free id comes first, so that the end stays free") {
+  kv_page_pool pool(6);
+  std::vector<std::int32_t> pages;
+  REQUIRE(pool.take(4, pages));
+  CHECK(pages == std::vector<std::int32_t>{0, 1, 2, 3});
+  CHECK(pool.used_end() == 4);
+  pool.release(2), pool.release(0);
+  CHECK(*pool.take() == 0);
+  CHECK(*pool.take() == 2);
+  CHECK(*pool.take() == 4);
+  CHECK(pool.used_end() == 5);
+}
+
+TEST_CASE("a pool shrinks down to what is taken, and grows again") {
+  kv_page_pool pool(8);
+  std::vector<std::int32_t> pages;
+  REQUIRE(pool.take(3, pages));
+  pool.resize(5);
+  CHECK(pool.size() == 5);
+  CHECK(pool.free() == 2);
+  pool.resize(1);  // ids 0 … 2 are taken
+  CHECK(pool.size() == 3);
+  CHECK(pool.free() == 0);
+  CHECK_FALSE(pool.take());
+  pool.release(1);
+  CHECK(*pool.take() == 1);
+  pool.resize(8);
+  CHECK(pool.size() == 8);
+  CHECK(pool.free() == 5);
+  std::set<int> all(pages.begin(), pages.end());
+  while (const auto id = pool.take()) REQUIRE(all.insert(*id).second);
+  CHECK(all.size() == 8);
+}
