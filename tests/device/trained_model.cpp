@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "activity_counter.hpp"
 #include "model/device_probe.hpp"
 #include "model/registry.hpp"
 #include "nibble/io/file.hpp"
@@ -43,7 +44,7 @@ std::vector<reference_case> reference_cases(const std::filesystem::path& folder)
 /// One sequence with a slot and pages of its own.
 class sequence {
  public:
-  sequence(model_runner& runner, int slot) : runner_(runner), slot_(slot) {
+  sequence(model_runner& runner, int slot) : runner_(&runner), slot_(slot) {
     const auto& limits = runner.limits();
     const int each = (limits.context_tokens + limits.page_tokens - 1) / limits.page_tokens;
     pages_.resize(static_cast<std::size_t>(each));
@@ -57,12 +58,12 @@ class sequence {
   void advance(std::size_t tokens) { position_ += static_cast<int>(tokens); }
   /// Runs tokens in pieces; afterwards logits() are those of the last one.
   void append(std::span<const std::int32_t> tokens, std::size_t piece) {
-    logits_.assign(static_cast<std::size_t>(runner_.limits().vocab_size), std::nanf(""));
+    logits_.assign(static_cast<std::size_t>(runner_->limits().vocab_size), std::nanf(""));
     for (std::size_t done = 0; done < tokens.size();) {
       const std::size_t count = std::min(piece, tokens.size() - done);
       const bool last = done + count == tokens.size();
       const auto part = share(tokens.subspan(done, count), last ? wanted_logits::last : wanted_logits::none);
-      runner_.step({&part, 1}, logits_);
+      runner_->step({&part, 1}, logits_);
       advance(count);
       done += count;
     }
@@ -78,7 +79,7 @@ class sequence {
   }
 
  private:
-  model_runner& runner_;
+  model_runner* runner_;
   int slot_, position_ = 0;
   std::vector<std::int32_t> pages_;
   std::vector<float> logits_;
@@ -219,12 +220,89 @@ void check_draws(model_runner& runner, const std::vector<reference_case>& cases,
   }
 }
 
-void check_layout(const std::filesystem::path& folder, const std::string& name, bool fp8) {
+load_options gpu_options() {
   load_options options;
   options.device = device_choice::cuda;
   options.max_running = 8;
   options.context_tokens = 2048;
   options.step_tokens = 512;
+  return options;
+}
+
+/// Fewer expert slots than experts: whatever was evicted and fetched before, the same bits.
+void check_offload(const std::filesystem::path& folder, const std::string& name) {
+  const auto cases = reference_cases(folder);
+  const auto whole = load_model(folder, gpu_options());
+  for (const int slots : {16, 23, 64, 127}) {
+    auto options = gpu_options();
+    options.cuda.expert_slots = slots;
+    const auto part = load_model(folder, options);
+    for (std::size_t i = 0; i < 12; ++i) {
+      sequence a(whole->runner(), 0), b(part->runner(), static_cast<int>(i % 8));
+      a.append(cases[i].prompt, 512), b.append(cases[i].prompt, 512);
+      bool same = a.logits() == b.logits();
+      for (const auto token : cases[i].completion) {
+        a.append({&token, 1}, 1), b.append({&token, 1}, 1);
+        same = same && a.logits() == b.logits();
+      }
+      check(same, name + " with " + std::to_string(slots) + " expert slots, case " + std::to_string(i) +
+                      ": other bits than with all experts resident");
+    }
+  }
+}
+
+/// Nothing is loaded, allocated or instantiated by 10,000 mixed steps after the start, whatever they carry.
+void check_steady_state(const std::filesystem::path& folder, const std::string& name) {
+  for (const int slots : {0, 40}) {
+    auto options = gpu_options();
+    options.cuda.expert_slots = slots;
+    const auto model = load_model(folder, options);
+    auto& runner = model->runner();
+    const auto& limits = runner.limits();
+    std::mt19937 random(11);
+    std::vector<sequence> all;
+    std::vector<int> lengths(static_cast<std::size_t>(limits.slots), 0);
+    for (int s = 0; s < limits.slots; ++s) all.emplace_back(runner, s);
+    std::vector<float> logits(static_cast<std::size_t>(limits.slots) *
+                              static_cast<std::size_t>(limits.vocab_size));
+    std::vector<std::int32_t> tokens(4096);
+    for (auto& t : tokens) t = static_cast<std::int32_t>(random() % 1900);
+    device_test::activity_counter counter;
+    for (int step = 0; step < 10'000; ++step) {
+      std::vector<step_sequence> shares;
+      std::vector<std::pair<std::size_t, std::size_t>> advances;
+      int room = limits.step_tokens;
+      for (std::size_t s = 0; s < all.size(); ++s) {
+        if (random() % 4 == 0 && shares.size() + 1 < all.size()) continue;
+        const int count = std::min(room, random() % 16 == 0 ? static_cast<int>(1 + random() % 200) : 1);
+        if (count < 1) break;
+        if (lengths[s] + count > 1000) {
+          all[s] = sequence(runner, static_cast<int>(s));
+          lengths[s] = 0;
+        }
+        const bool none = count > 1 && random() % 2 == 0;
+        shares.push_back(
+            all[s].share(std::span(tokens).subspan(random() % 2000, static_cast<std::size_t>(count)),
+                         none ? wanted_logits::none : wanted_logits::last));
+        advances.emplace_back(s, count);
+        room -= count;
+      }
+      if (shares.empty()) continue;
+      runner.step(shares, logits);
+      for (const auto& [s, count] : advances) all[s].advance(count), lengths[s] += static_cast<int>(count);
+    }
+    if (!counter.available()) {
+      std::printf("%s: CUPTI is not there, loads and allocations are not counted\n", name.c_str());
+      continue;
+    }
+    const auto counts = counter.stop();
+    check(counts.none(), name + ", " + std::to_string(slots) + " slots: after the start " + counts.text());
+    std::printf("%s, %d slots asked for: 10,000 steps, %s\n", name.c_str(), slots, counts.text().c_str());
+  }
+}
+
+void check_layout(const std::filesystem::path& folder, const std::string& name, bool fp8) {
+  auto options = gpu_options();
   options.cuda.kv_fp8 = fp8;
   const auto model = load_model(folder, options);
   const auto result = verify(*model, folder / "reference.safetensors");
@@ -260,11 +338,14 @@ int main(int argc, char** argv) try {
     std::printf("skipped: %s is absent\n", root.string().c_str());
     return 4;
   }
+  const auto wants = [&](const std::string& group) { return argc < 2 || group == argv[1]; };
   for (const std::string layout : {"mixed", "nvfp4", "ct"})
-    if (argc < 2 || layout == argv[1]) {
+    if (wants(layout)) {
       check_layout(root / layout, layout, false);
       check_layout(root / layout, layout, true);
     }
+  if (wants("offload")) check_offload(root / "mixed", "mixed"), check_offload(root / "ct", "ct");
+  if (wants("steady")) check_steady_state(root / "mixed", "mixed");
   std::printf("%d failed checks\n", failures);
   return failures == 0 ? 0 : 1;
 } catch (const std::exception& problem) {
