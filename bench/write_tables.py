@@ -55,6 +55,60 @@ def gpu_gemv(rows):
     yield ""
 
 
+def share_of(rows, keys):
+    """Rows of ops grouped by the keys, ops as columns."""
+    ops = list(dict.fromkeys(r["op"] for r in rows))
+    groups = {}
+    for r in rows:
+        groups.setdefault(tuple(r[k] for k in keys), {})[r["op"]] = r["us"]
+    return table(keys + ops, [[*group] + [f"{us[op]:.0f}" if op in us else "" for op in ops] for group, us in groups.items()])
+
+
+def gpu_steps(folder):
+    read = lambda name: json.loads((folder / name).read_text()) if (folder / name).exists() else []
+    decode, prefill = read("decode.json"), read("prefill.json")
+    if decode:
+        first = decode[0]
+        yield f"### Decode steps of whole models, random weights, {first['device']}"
+        yield ""
+        yield (f"One captured graph a step, everything resident. `floor` is the step's bytes over the read bandwidth of the same run. "
+               f"{stamp(first)}")
+        yield ""
+        yield from table(["model", "batch", "context", "µs a step", "tokens/s", "MB", "floor, µs", "share"],
+                         [[r["model"], r["batch"], r["context"], f"{r['us_per_step']:.0f}", f"{r['tokens_per_s']:.0f}",
+                           f"{r['bytes'] / 1e6:.0f}", f"{r['floor_us']:.0f}", f"{100 * r['floor_us'] / r['us_per_step']:.0f} %"] for r in decode])
+        yield ""
+    if shares := read("decode_share.json"):
+        yield f"What the step gains when an op is left out, µs. {stamp(shares[0])}"
+        yield ""
+        yield from share_of(shares, ["model", "batch", "context"])
+        yield ""
+    if prefill:
+        yield f"### Prefill, random weights, {prefill[0]['device']}"
+        yield ""
+        yield stamp(prefill[0])
+        yield ""
+        yield from table(["model", "tokens", "ms", "tokens/s"],
+                         [[r["model"], r["tokens"], f"{r['ms']:.1f}", f"{r['tokens_per_s']:.0f}"] for r in prefill])
+        yield ""
+    if shares := read("prefill_share.json"):
+        yield f"What it gains when an op is left out, µs. {stamp(shares[0])}"
+        yield ""
+        yield from share_of(shares, ["model", "tokens"])
+        yield ""
+    if start := read("startup.json"):
+        yield f"### Start-up, random weights, {start[0]['device']}"
+        yield ""
+        yield f"{stamp(start[0])} Weights are packed from host memory, not read from a file."
+        yield ""
+        yield from table(["model", "line", "planned, MiB", "measured, MiB"],
+                         [[r["model"], r["line"], f"{r['planned_bytes'] / 2**20:.1f}",
+                           "–" if r["measured_bytes"] is None else f"{r['measured_bytes'] / 2**20:.1f}"] for r in start if "line" in r])
+        yield ""
+        yield from table(["model", "phase", "ms"], [[r["model"], r["phase"], f"{r['ms']:.1f}"] for r in start if "phase" in r])
+        yield ""
+
+
 SECTIONS = [("host/gemv.json", host_gemv), ("host/model.json", host_model)]
 
 
@@ -67,7 +121,7 @@ def main():
             lines += section(json.loads(path.read_text()))
     for path in sorted(RESULTS.glob("*/gemv.json")):
         if path.parent.name != "host":
-            lines += [f"## {path.parent.name.upper()}", ""] + list(gpu_gemv(json.loads(path.read_text())))
+            lines += [f"## {path.parent.name.upper()}", ""] + list(gpu_steps(path.parent)) + list(gpu_gemv(json.loads(path.read_text())))
     (ROOT / "docs" / "benchmarks.md").write_text("\n".join(lines))
 
 
