@@ -22,6 +22,7 @@
 #include "nibble/core/device_memory.cuh"
 #include "nibble/startup/cuda_platform.cuh"
 #include "nibble/startup/phases.hpp"
+#include "nibble/startup/representative.cuh"
 
 namespace qwen3_moe {
 
@@ -65,6 +66,22 @@ class cuda_core {
   }
 
   [[nodiscard]] nibble::memory_model memory() const { return device_memory_model(c, max_positions_, Kv); }
+
+  /// Every distinct projection and the head once, on scratch that is given back.
+  [[nodiscard]] nibble::status representative_launch(int rows) {
+    using lm = causal_lm<Config>;
+    const std::uint64_t bytes = nibble::representatives_bytes<product_family_of, lm>(rows);
+    nibble::device_memory scratch;
+    if (const auto s = nibble::device_memory::try_allocate(bytes, scratch); !s.ok()) return s;
+    nibble::launch_options options;
+    options.stream = stream_;
+    auto s = nibble::runtime_status(cudaMemsetAsync(scratch.data(), 0, bytes, stream_), where,
+                                    "scratch could not be cleared");
+    if (s.ok()) s = nibble::launch_representatives<product_family_of>(lm_, rows, scratch.data(), options);
+    const auto ended =
+        nibble::runtime_status(cudaStreamSynchronize(stream_), where, "a representative launch failed");
+    return s.ok() ? ended : s;
+  }
 
   void allocate(context_type& context, const nibble::memory_plan& plan) {
     using nibble::ledger_line;

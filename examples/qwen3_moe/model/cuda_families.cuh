@@ -3,6 +3,7 @@
 /// Every kernel family that a model's steps launch, from its configuration: shapes, families, the table.
 #pragma once
 
+#include <string_view>
 #include <type_traits>
 
 #include "model/device_workspace.hpp"
@@ -50,6 +51,37 @@ template <class Linear>
 using add_family = nibble::linear_family<resident_layout_of<Linear>(), nibble::add_residual>;
 template <class Linear>
 using logits_family = nibble::linear_family<resident_layout_of<Linear>(), nibble::store<float>>;
+
+/// The family of a projection or of the head; of other leaves an empty table.
+template <class Leaf>
+struct product_family_lookup {
+  using type = nibble::kernel_table<>;
+};
+template <class Leaf>
+requires(Leaf::kind == nibble::leaf_kind::matrix) struct product_family_lookup<Leaf> {
+  static constexpr std::string_view name = Leaf::part_names[0];
+  static constexpr bool normed = name == "q_proj" || name == "in_proj_qkv";
+  static constexpr bool adds = name == "o_proj" || name == "out_proj";
+  template <class L, int Which>
+  struct pick {
+    using type = nibble::kernel_table<>;
+  };
+  template <class L>
+  struct pick<L, 1> {
+    using type = normed_project_family<L>;
+  };
+  template <class L>
+  struct pick<L, 2> {
+    using type = add_family<L>;
+  };
+  template <class L>
+  struct pick<L, 3> {
+    using type = logits_family<L>;
+  };
+  using type = typename pick<Leaf, normed ? 1 : adds ? 2 : name == "lm_head" ? 3 : 0>::type;
+};
+template <class Leaf>
+using product_family_of = typename product_family_lookup<Leaf>::type;
 
 template <class Config, nibble::kv_format Kv>
 struct cuda_families {

@@ -173,7 +173,10 @@ class cuda_runner final : public model_runner {
     const bool all_decode = std::all_of(sequences.begin(), sequences.end(), [](const auto& s) {
       return s.tokens.size() == 1 && s.logits != wanted_logits::none;
     });
-    const int padded = all_decode ? engine_.padded(static_cast<int>(sequences.size())) : 0;
+    const int exact = static_cast<int>(sequences.size());
+    int padded = all_decode ? engine_.padded(exact) : 0;
+    // A padding row would have experts of its own fetched.
+    if (core().offloaded() != nullptr && padded > exact) padded = exact;
     device_step& step = flight.step;
     step.compose(sequences, padded);
     send(sequences, flight);

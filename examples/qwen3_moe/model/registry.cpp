@@ -92,8 +92,11 @@ std::unique_ptr<loaded_model> load_on_cuda(const compiled_model& compiled, opene
     model->device = "cuda (" + probe.name + ")";
     return model;
   } catch (const nibble::out_of_memory& refused) {
-    if (options.device == device_choice::cuda) throw;
+    // Whoever asked for a GPU, or for a split of its memory, wants to know and not to be served slowly.
+    const cuda_options untouched{};
+    if (options.device == device_choice::cuda || !(options.cuda == untouched)) throw;
     why_not = refused.what();
+    why_not = why_not.substr(0, why_not.find('\n'));
     return nullptr;
   }
 }

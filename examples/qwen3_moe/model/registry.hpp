@@ -29,6 +29,8 @@ struct cuda_options {
   int expert_slots = 0;
   bool kv_fp8 = false;    ///< KV pages in E4M3 instead of bf16
   int largest_graph = 8;  ///< decode batches up to this are captured as graphs; 0: none
+
+  friend bool operator==(const cuda_options&, const cuda_options&) = default;
 };
 
 struct load_options {
