@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Times whole steps of the full-size models and writes bench/results/<gpu>/{decode,decode_share,prefill,prefill_share,startup}.json.
+#   bench/decode/run.sh FOLDER_OF_PROGRAMS RESULTS_FOLDER COMMIT      needs python3 and nvidia-smi
+set -euo pipefail
+programs=${1:?the folder with the bench_steps_* programs}
+results=${2:?the folder for the JSON files}
+commit=${3:?the commit that was built}
+device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
+driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
+facts=",\"device\":\"$device\",\"driver\":\"$driver\",\"cuda\":\"13.0\",\"commit\":\"$commit\",\"date\":\"$(date +%F)\""
+rows=$(mktemp)
+for program in "$programs"/bench_steps_*; do
+  "$program" --batch 1,2,4,8,16,32,64 --context 0,512,4096 --prefill 512,2048,8192 --facts "$facts" >>"$rows"
+  "$program" --batch 1,8 --context 32768,131072 --prefill 1 --facts "$facts" >>"$rows"
+  "$program" --batch 1,8 --context 512 --prefill 8192 --breakdown --facts "$facts" | grep _share >>"$rows"
+done
+python3 "$(dirname "$0")/split_rows.py" "$rows" "$results"

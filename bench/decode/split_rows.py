@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sorts the rows of bench_steps into the files that bench/write_tables.py reads: split_rows.py ROWS FOLDER."""
+import json
+import pathlib
+import sys
+
+
+def main(rows_path, folder):
+    files = {}
+    for line in pathlib.Path(rows_path).read_text().splitlines():
+        row = json.loads(line)
+        bench = row.pop("bench")
+        if bench != "startup":
+            files.setdefault(bench, []).append(row)
+            continue
+        start = row.pop("start")
+        rows = files.setdefault("startup", [])
+        if any(r["model"] == row["model"] for r in rows):
+            continue  # one start of each model is enough
+        rows += [{"model": row["model"], **part, **row} for part in start["lines"] + start["phases"]]
+        rows.append({"model": row["model"], "kernels": start["kernels"], "unaccounted_bytes": start["unaccounted_bytes"], **row})
+    for name, rows in files.items():
+        text = ",\n".join("  " + json.dumps(r, ensure_ascii=False) for r in rows)
+        (pathlib.Path(folder) / f"{name}.json").write_text(f"[\n{text}\n]\n")
+
+
+main(*sys.argv[1:])
