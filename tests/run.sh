@@ -9,7 +9,7 @@ tools/install_packages.sh catch2 ccache curl python3 zlib1g-dev
 build=${NIBBLE_BUILD_DIR:-build/test}
 # shellcheck disable=SC2086 # several arguments in one variable
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER_LAUNCHER=ccache \
-  -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache ${NIBBLE_CMAKE_ARGS:-}
+  -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache -DNIBBLE_BUILD_BENCH=OFF ${NIBBLE_CMAKE_ARGS:-}
 cmake --build "$build"
 
 log="$build/tests.log"
