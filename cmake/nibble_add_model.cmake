@@ -27,38 +27,73 @@ function(nibble_add_model name)
   add_custom_command(OUTPUT ${header}
     COMMAND qwen3_moe_generate_config ${name} ${identifier} ${config} ${header}
     DEPENDS qwen3_moe_generate_config ${config} COMMENT "Model ${name} from ${config}" VERBATIM)
-  set(cuda_loader nullptr)
-  set(cuda_declaration "")
+  # One source file for each class of devices, all at once in the registry's row.
+  set(loaders "")
+  set(builds "")
   if(NIBBLE_HAVE_CUDA AND NOT arg_HOST_ONLY)
-    set(cuda_loader "${identifier}_cuda_loader()")
-    set(cuda_declaration "cuda_loader ${identifier}_cuda_loader();")
-    set(device_source ${CMAKE_CURRENT_BINARY_DIR}/compiled/${identifier}.cu)
-    file(CONFIGURE OUTPUT ${device_source} @ONLY CONTENT [[
+    foreach(number arch IN ZIP_LISTS NIBBLE_CLASS_NUMBERS NIBBLE_CLASS_ARCHITECTURES)
+      set(loader qwen3_moe_${identifier}_sm_${number})
+      set(device_source ${CMAKE_CURRENT_BINARY_DIR}/compiled/${identifier}_sm_${number}.cu)
+      file(CONFIGURE OUTPUT ${device_source} @ONLY CONTENT [[
 #include "compiled/@identifier@.hpp"
 #include "model/cuda_model.cuh"
-namespace qwen3_moe::compiled {
-@cuda_declaration@
-cuda_loader @identifier@_cuda_loader() { return cuda_loader_of<@identifier@>(); }
-}  // namespace qwen3_moe::compiled
+extern "C" qwen3_moe::cuda_loader @loader@();
+extern "C" qwen3_moe::cuda_loader @loader@() {
+  return qwen3_moe::cuda_loader_of<qwen3_moe::compiled::@identifier@, nibble::device_class_of(@number@)>();
+}
 ]])
-    target_sources(${arg_TARGET} PRIVATE ${device_source})
+      nibble_add_device_code(${arg_TARGET} ${loader} ${arch} ${device_source} ${header})
+      string(APPEND loaders "extern \"C\" qwen3_moe::cuda_loader ${loader}();\n")
+      string(APPEND builds "{nibble::device_class_of(${number}), ${loader}()}, ")
+    endforeach()
+  endif()
+  if(builds)
+    set(builds "  static const cuda_build builds[] = {${builds}};\n  model.cuda = builds;\n")
   endif()
   file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
 #include "compiled/@identifier@.hpp"
 #include "model/host_model.hpp"
-namespace qwen3_moe::compiled {
-@cuda_declaration@
+@loaders@namespace qwen3_moe::compiled {
 compiled_model @identifier@_model();
 compiled_model @identifier@_model() {
   compiled_model model = compiled_model_of<@identifier@>();
-  model.load_cuda = @cuda_loader@;
-  return model;
+@builds@  return model;
 }
 }  // namespace qwen3_moe::compiled
 ]])
   target_sources(${arg_TARGET} PRIVATE ${source} ${header})
   target_include_directories(${arg_TARGET} PRIVATE ${CMAKE_CURRENT_BINARY_DIR})
   set_property(TARGET ${arg_TARGET} APPEND PROPERTY NIBBLE_MODEL_IDENTIFIERS ${identifier})
+endfunction()
+
+# nibble_add_device_code(<library> <function> <architecture> <source> <header>): the source into the library, compiled
+# for one architecture.
+#
+# With several architectures a kernel that two of them share has two host-side names that mean different machine code,
+# and templates that launch it would be merged by the linker: so everything in the object but <function> becomes local.
+function(nibble_add_device_code target function arch source header)
+  list(LENGTH NIBBLE_CLASS_NUMBERS count)
+  if(count EQUAL 1)
+    target_sources(${target} PRIVATE ${source})
+    return()
+  endif()
+  set(code ${function}_code)
+  add_library(${code} OBJECT ${source} ${header})
+  add_dependencies(${target} ${code})  # so that the header is made once
+  set_target_properties(${code} PROPERTIES CUDA_ARCHITECTURES ${arch}-real)
+  target_link_libraries(${code} PRIVATE qwen3_moe_model)
+  target_include_directories(${code} PRIVATE ${CMAKE_CURRENT_BINARY_DIR})
+  nibble_own_target(${code})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${code} PRIVATE -Xcompiler=-fno-gnu-unique)  # unique symbols cannot be made local
+  endif()
+  set(object ${CMAKE_CURRENT_BINARY_DIR}/compiled/${function}.o)
+  add_custom_command(OUTPUT ${object}
+    COMMAND ${CMAKE_LINKER} -r --force-group-allocation -o ${object} $<TARGET_OBJECTS:${code}>
+    COMMAND ${CMAKE_OBJCOPY} --keep-global-symbol=${function} ${object}
+    DEPENDS ${code} $<TARGET_OBJECTS:${code}> COMMENT "Device code ${function}" COMMAND_EXPAND_LISTS VERBATIM)
+  set_source_files_properties(${object} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
+  target_sources(${target} PRIVATE ${object})
 endfunction()
 
 # nibble_write_registry(<library> <function>): a source file with `std::span<const compiled_model> function()`

@@ -191,15 +191,15 @@ void check_layout(const std::vector<int>& counts, int blocks, Launch launch, std
 template <nibble::resident_layout Layout, class Epilogue, class Input = nibble::plain_input>
 void check_selected(std::uint64_t seed) {
   nibble::kernel_info info[5];
-  NIBBLE_GOOD((nibble::prepare_gemv<Layout, Epilogue, nibble::h200, Input>(info)));
+  NIBBLE_GOOD((nibble::prepare_gemv<Layout, Epilogue, nibble::default_device, Input>(info)));
   for (const auto& i : info) NIBBLE_CHECK(i.local_bytes == 0);
-  constexpr int blocks = nibble::select_gemv(Layout, 1, nibble::h200, Input::norm_bytes).grid;
+  constexpr int blocks = nibble::select_gemv(Layout, 1, nibble::default_device, Input::norm_bytes).grid;
   check_layout<Layout, Epilogue, Input>(
       std::is_same_v<Epilogue, nibble::store_and_argmax> ? std::vector<int>{1, 2, 8, 16}
                                                          : std::vector<int>{1, 2, 3, 7, 8, 9, 16, 21},
       blocks,
       [](auto p, int m, const auto& o) {
-        return nibble::launch_gemv<Layout, Epilogue, nibble::h200>(p, m, o);
+        return nibble::launch_gemv<Layout, Epilogue, nibble::default_device>(p, m, o);
       },
       seed);
 }

@@ -236,12 +236,12 @@ void capture_beside_a_spinning_kernel() {
   NIBBLE_CUDA_CHECK(cudaStreamDestroy(side));
 }
 
-template <int Unused>
+template <int Words>
 __global__ void uses_local_memory(int* out, int at) {
-  int values[64];
-  for (int i = 0; i < 64; ++i) values[i] = out[i];
-  values[at & 63] += 1;
-  for (int i = 0; i < 64; ++i) out[(i * at) & 63] += values[(i + at) & 63];
+  int values[Words];
+  for (int i = 0; i < Words; ++i) values[i] = out[i];
+  values[at % Words] += 1;
+  for (int i = 0; i < Words; ++i) out[i * at % Words] += values[(i + at) % Words];
 }
 template <int Unused>
 __global__ __launch_bounds__(64) void small_block(int* out) {
@@ -253,7 +253,7 @@ struct unusable {
   template <class Visit>
   static status for_each_kernel(Visit&& visit) {
     if constexpr (Local)
-      return visit(&uses_local_memory<0>, Threads, std::size_t{SharedBytes}, name);
+      return visit(&uses_local_memory<64>, Threads, std::size_t{SharedBytes}, name);
     else
       return visit(&small_block<0>, Threads, std::size_t{SharedBytes}, name);
   }
@@ -272,6 +272,34 @@ void kernels_that_are_refused() {
   refused(kernel_table<unusable<64, 1 << 20, false>>{}, "more shared memory than a block can have");
   NIBBLE_GOOD((preload<kernel_table<unusable<64, 100 << 10, false>>>().result));
   NIBBLE_CHECK(cudaPeekAtLastError() == cudaSuccess);
+}
+
+template <int Words>
+struct spills_a_little {
+  static constexpr const char* name = "spills_a_little";
+  template <class Visit>
+  static status for_each_kernel(Visit&& visit) {
+    return visit(&uses_local_memory<Words>, 256, std::size_t{0}, name);
+  }
+};
+
+void local_memory_is_there_before_the_first_launch() {
+  const auto result = preload<kernel_table<spills_a_little<16>>>();
+  NIBBLE_GOOD(result.result);
+  NIBBLE_CHECK(result.report.local_bytes() >= 64 && result.report.spilling() == 1);
+  NIBBLE_CHECK(result.report.line().find("1 kernel spills up to") != std::string::npos);
+  int* numbers = nullptr;
+  NIBBLE_CUDA_CHECK(cudaMalloc(&numbers, 16 * sizeof(int)));
+  NIBBLE_CUDA_CHECK(cudaMemset(numbers, 0, 16 * sizeof(int)));
+  NIBBLE_CUDA_CHECK(cudaDeviceSynchronize());
+  std::size_t before = 0, after = 0, total = 0;
+  NIBBLE_CUDA_CHECK(cudaMemGetInfo(&before, &total));
+  NIBBLE_GOOD(nibble::launch(&uses_local_memory<16>, dim3(4096), 256, 0,
+                             {device_test::stream(), launch_chain::plain}, "test", numbers, 3));
+  NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
+  NIBBLE_CUDA_CHECK(cudaMemGetInfo(&after, &total));
+  NIBBLE_CHECK(before == after);
+  NIBBLE_CUDA_CHECK(cudaFree(numbers));
 }
 
 void too_small_a_card() {
@@ -294,6 +322,8 @@ const bool added[] = {
     device_test::add("start", "preload and ledger", preload_and_ledger),
     device_test::add("start", "without graphs", without_graphs),
     device_test::add("start", "kernels that are refused", kernels_that_are_refused),
+    device_test::add("start", "local memory before the first launch",
+                     local_memory_is_there_before_the_first_launch),
     device_test::add("start", "too small a card", too_small_a_card),
     device_test::add("spin", "capture beside a spinning kernel", capture_beside_a_spinning_kernel),
     device_test::add("counter", "the counter counts", the_counter_counts),

@@ -54,13 +54,13 @@ struct device_experts {
 
 /// Activations and the operations on them. Launches only; never allocates, waits or throws: the first status
 /// that is not good ends the step and is kept.
-template <class Config, nibble::kv_format Kv>
+template <class Config, nibble::kv_format Kv, nibble::device_class Device>
 class cuda_backend {
   static constexpr model_config c = Config::value;
 
  public:
-  using shapes = cuda_shapes<Config, Kv>;
-  using families = cuda_families<Config, Kv>;
+  using shapes = cuda_shapes<Config, Kv, Device>;
+  using families = cuda_families<Config, Kv, Device>;
   using launcher = nibble::launcher<typename families::table>;
 
   cuda_backend() = default;
@@ -68,7 +68,8 @@ class cuda_backend {
   cuda_backend(const device_sizes& sizes, std::byte* workspace, cudaStream_t stream)
       : sizes_(sizes), layout_{sizes.step_tokens, sizes.sequences} {
     options_.stream = stream;
-    const device_workspace w = device_workspace_of(c, Kv, shared_joins_routed<Config>(), sizes);
+    options_.chain = nibble::chain_of(Device);
+    const device_workspace w = device_workspace_of(c, Kv, shared_joins_routed<Config>(), sizes, Device);
     const auto at = [workspace]<class T>(T*& pointer, std::uint64_t offset) {
       pointer = reinterpret_cast<T*>(workspace + offset);
     };
@@ -162,21 +163,21 @@ class cuda_backend {
       p.out.y = y.data, p.out.ldy = y.columns;
     };
     if (x.weight != nullptr)
-      launch<normed_project_family<Linear>>("project", fill);
+      launch<normed_project_family<Linear, Device>>("project", fill);
     else
-      launch<project_many_family<Linear>>("project", fill);
+      launch<project_many_family<Linear, Device>>("project", fill);
   }
   template <class Linear>
   void project(const Linear& weight, const normed_rows& x, device_logits& y) {
     if (y.rows == 0) return;
-    launch<logits_family<Linear>>("lm_head", [&](auto& p) {
+    launch<logits_family<Linear, Device>>("lm_head", [&](auto& p) {
       set_operands(p, weight, x.data, x.columns, y.rows);
       p.out.y = y.data, p.out.ldy = logit_stride_of(c);
     });
   }
   template <class Linear>
   void project_and_add(const Linear& weight, const device_rows& x, device_rows& sum) {
-    launch<add_family<Linear>>("project_and_add", [&](auto& p) {
+    launch<add_family<Linear, Device>>("project_and_add", [&](auto& p) {
       set_operands(p, weight, x.data, x.columns, x.rows);
       p.out.y = sum.data, p.out.ldy = sum.columns;
       p.out.residual = sum.data, p.out.ldr = sum.columns;

@@ -40,7 +40,8 @@ struct weight_source {
   int threads = 0;  ///< that pack, 0: one per core
 };
 
-template <class Config, nibble::kv_format Kv>
+/// \tparam Device the class of devices whose kernels it launches
+template <class Config, nibble::kv_format Kv, nibble::device_class Device = nibble::default_device>
 class cuda_core {
   static constexpr model_config c = Config::value;
   static_assert(device_refusal(c).empty());
@@ -49,7 +50,7 @@ class cuda_core {
 
  public:
   using platform = nibble::cuda_platform;
-  using backend_type = cuda_backend<Config, Kv>;
+  using backend_type = cuda_backend<Config, Kv, Device>;
   using kernel_table = typename backend_type::families::table;
   using context_type = nibble::start_context<platform>;
 
@@ -65,19 +66,22 @@ class cuda_core {
     uploader.finish();
   }
 
-  [[nodiscard]] nibble::memory_model memory() const { return device_memory_model(c, max_positions_, Kv); }
+  [[nodiscard]] nibble::memory_model memory() const {
+    return device_memory_model(c, max_positions_, Kv, Device);
+  }
 
   /// Every distinct projection and the head once, on scratch that is given back.
   [[nodiscard]] nibble::status representative_launch(int rows) {
     using lm = causal_lm<Config>;
-    const std::uint64_t bytes = nibble::representatives_bytes<product_family_of, lm>(rows);
+    const std::uint64_t bytes = nibble::representatives_bytes<product_family, lm>(rows);
     nibble::device_memory scratch;
     if (const auto s = nibble::device_memory::try_allocate(bytes, scratch); !s.ok()) return s;
     nibble::launch_options options;
     options.stream = stream_;
+    options.chain = nibble::chain_of(Device);
     auto s = nibble::runtime_status(cudaMemsetAsync(scratch.data(), 0, bytes, stream_), where,
                                     "scratch could not be cleared");
-    if (s.ok()) s = nibble::launch_representatives<product_family_of>(lm_, rows, scratch.data(), options);
+    if (s.ok()) s = nibble::launch_representatives<product_family>(lm_, rows, scratch.data(), options);
     const auto ended =
         nibble::runtime_status(cudaStreamSynchronize(stream_), where, "a representative launch failed");
     return s.ok() ? ended : s;
@@ -162,11 +166,13 @@ class cuda_core {
   }
   [[nodiscard]] std::byte* workspace() const { return workspace_.data(); }
   [[nodiscard]] device_workspace workspace_layout() const {
-    return device_workspace_of(c, Kv, shared_joins_routed<Config>(), sizes_);
+    return device_workspace_of(c, Kv, shared_joins_routed<Config>(), sizes_, Device);
   }
 
  private:
   static constexpr const char* where = "qwen3_moe::cuda_core";
+  template <class Leaf>
+  using product_family = product_family_of<Leaf, Device>;
   static constexpr std::uint64_t slot_bytes = expert_slot_bytes_of(c);
 
   void take_experts(int slots) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// One compiled model on a GPU, from checkpoint to running. Included by one generated source file for each
-/// model.
+/// model and class of devices.
 #pragma once
 
 #include <cstdio>
@@ -43,7 +43,7 @@ template <class Config>
   return source;
 }
 
-template <class Config, nibble::kv_format Kv>
+template <class Config, nibble::kv_format Kv, nibble::device_class Device>
 class cuda_model final : public loaded_model {
  public:
   cuda_model(const load_request& request, const load_options& options) {
@@ -56,8 +56,9 @@ class cuda_model final : public loaded_model {
     nibble::start_options start;
     start.request = plan_request_of(options);
     start.log = [this](std::string_view line) { log(line); };
-    runner_ = std::make_unique<cuda_runner<Config, Kv>>(nibble::startup::start<cuda_core<Config, Kv>>(
-        std::move(start), source_of(bound, threads), request.max_positions));
+    runner_ = std::make_unique<cuda_runner<Config, Kv, Device>>(
+        nibble::startup::start<cuda_core<Config, Kv, Device>>(std::move(start), source_of(bound, threads),
+                                                              request.max_positions));
   }
 
   [[nodiscard]] model_runner& runner() override { return *runner_; }
@@ -82,17 +83,18 @@ class cuda_model final : public loaded_model {
     });
   }
 
-  std::unique_ptr<cuda_runner<Config, Kv>> runner_;
+  std::unique_ptr<cuda_runner<Config, Kv, Device>> runner_;
 };
 
-/// The registry's loader of a configuration, or null where the device kernels do not serve it.
-template <class Config>
+/// The registry's loader of a configuration on a class of devices, or null where the device kernels do not
+/// serve it.
+template <class Config, nibble::device_class Device>
 [[nodiscard]] cuda_loader cuda_loader_of() {
   if constexpr (device_refusal(Config::value).empty())
     return [](const load_request& request, const load_options& options) -> std::unique_ptr<loaded_model> {
       if (options.cuda.kv_fp8)
-        return std::make_unique<cuda_model<Config, nibble::kv_format::fp8>>(request, options);
-      return std::make_unique<cuda_model<Config, nibble::kv_format::bf16>>(request, options);
+        return std::make_unique<cuda_model<Config, nibble::kv_format::fp8, Device>>(request, options);
+      return std::make_unique<cuda_model<Config, nibble::kv_format::bf16, Device>>(request, options);
     };
   else
     return nullptr;

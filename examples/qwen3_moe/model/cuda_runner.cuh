@@ -42,12 +42,12 @@ struct step_in_flight {
   std::size_t drawn = 0;  ///< rows of results
 };
 
-template <class Config, nibble::kv_format Kv>
+template <class Config, nibble::kv_format Kv, nibble::device_class Device = nibble::default_device>
 class cuda_runner final : public model_runner {
   static constexpr model_config c = Config::value;
 
  public:
-  using core_type = cuda_core<Config, Kv>;
+  using core_type = cuda_core<Config, Kv, Device>;
   using backend_type = typename core_type::backend_type;
   using engine_type = nibble::startup::engine<core_type>;
 

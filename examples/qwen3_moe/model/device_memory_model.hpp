@@ -59,8 +59,9 @@ inline constexpr std::uint64_t kernel_bytes_estimate = std::uint64_t{16} << 20;
 /// What one captured decode step takes.
 inline constexpr std::uint64_t graph_bytes_estimate = std::uint64_t{4} << 20;
 
-[[nodiscard]] inline nibble::memory_model device_memory_model(const model_config& config, int max_positions,
-                                                              nibble::kv_format kv) {
+[[nodiscard]] inline nibble::memory_model device_memory_model(
+    const model_config& config, int max_positions, nibble::kv_format kv,
+    nibble::device_class device = nibble::default_device) {
   nibble::memory_model m;
   const bool joined = config.shared_intermediate == config.expert_intermediate &&
                       config.shared_intermediate > 0 &&
@@ -69,9 +70,10 @@ inline constexpr std::uint64_t graph_bytes_estimate = std::uint64_t{4} << 20;
   m.weight_bytes = dense_device_bytes_of(config) + expert_table_bytes_of(config);
   m.kernel_bytes = kernel_bytes_estimate;
   m.graph_bytes = graph_bytes_estimate;
-  m.workspace_bytes = [config, joined, kv](const nibble::step_limits& limits) {
+  m.workspace_bytes = [config, joined, kv, device](const nibble::step_limits& limits) {
     return device_workspace_of(config, kv, joined,
-                               device_sizes_of(limits.step_tokens, limits.running, limits.context_tokens))
+                               device_sizes_of(limits.step_tokens, limits.running, limits.context_tokens),
+                               device)
         .bytes;
   };
   m.max_context_tokens = max_positions;

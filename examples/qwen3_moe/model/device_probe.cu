@@ -34,16 +34,13 @@ device_probe probe_cuda_device() {
     static_cast<void>(cudaGetLastError());
     return {false, {}, std::string("the GPU does not answer: ") + cudaGetErrorString(e)};
   }
+  const int capability = 10 * properties.major + properties.minor;
   cudaFuncAttributes attributes{};
   if (cudaFuncGetAttributes(&attributes, probe_kernel) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
-    const std::string capability = std::to_string(properties.major) + std::to_string(properties.minor);
-    return {false, properties.name,
-            std::string(properties.name) + " is sm_" + capability +
-                ", which this build has no code for; build with -DCMAKE_CUDA_ARCHITECTURES=" + capability +
-                (properties.major >= 10 ? "a" : "")};
+    return {false, properties.name, missing_architecture(properties.name, capability), capability};
   }
-  return {true, properties.name, {}};
+  return {true, properties.name, {}, capability};
 }
 
 }  // namespace qwen3_moe

@@ -96,7 +96,8 @@ inline constexpr int most_device_biases = 512;
 [[nodiscard]] constexpr int logit_stride_of(const model_config& c) { return (c.vocab_size + 3) / 4 * 4; }
 
 [[nodiscard]] constexpr device_workspace device_workspace_of(const model_config& c, nibble::kv_format kv,
-                                                             bool joined_shared, const device_sizes& sizes) {
+                                                             bool joined_shared, const device_sizes& sizes,
+                                                             nibble::device_class device) {
   device_workspace w{};
   const auto take = [&w](std::uint64_t bytes) {
     const std::uint64_t at = w.bytes;
@@ -132,7 +133,7 @@ inline constexpr int most_device_biases = 512;
   w.router = take(nibble::router_workspace_bytes(router_shape_of(c)));
   const auto attention = attention_shape_of(c, kv);
   w.attention_layout =
-      nibble::attention_workspace_of(attention, nibble::select_attention(attention), sizes.sequences);
+      nibble::attention_workspace_of(attention, nibble::select_attention(attention, device), sizes.sequences);
   w.attention = take(w.attention_layout.bytes);
   w.delta = take(c.delta_layers() == 0
                      ? 0

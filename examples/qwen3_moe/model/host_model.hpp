@@ -66,7 +66,7 @@ template <class Config>
              nibble::load_mode mode, int threads) -> std::unique_ptr<loaded_model> {
             return std::make_unique<host_model<Config>>(source, options, limits, mode, threads);
           },
-          nullptr};
+          {}};
 }
 
 }  // namespace qwen3_moe

@@ -80,15 +80,20 @@ std::unique_ptr<loaded_model> load_on_cuda(const compiled_model& compiled, opene
                                            const nibble::bind_options& binding, const load_options& options,
                                            std::string& why_not) {
   const auto probe = probe_cuda_device();
+  const cuda_build* const build = nibble::best_build(compiled.cuda, probe.compute_capability);
   why_not = probe.reason;
-  if (probe.usable && compiled.load_cuda == nullptr)
+  if (probe.usable && compiled.cuda.empty())
     why_not = "this build has no device code for the model " + std::string(compiled.name);
+  else if (probe.usable && build == nullptr)
+    why_not = missing_architecture(probe.name, probe.compute_capability);
+  else if (probe.usable && build->load == nullptr)
+    why_not = "the GPU kernels do not run the model " + std::string(compiled.name);
   if (!why_not.empty()) {
     if (options.device == device_choice::cuda) throw nibble::format_error("--device cuda: " + why_not);
     return nullptr;
   }
   try {
-    auto model = compiled.load_cuda({opened.source, binding, opened.parsed.max_positions}, options);
+    auto model = build->load({opened.source, binding, opened.parsed.max_positions}, options);
     model->device = "cuda (" + probe.name + ")";
     return model;
   } catch (const nibble::out_of_memory& refused) {

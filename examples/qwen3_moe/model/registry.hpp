@@ -13,6 +13,7 @@
 
 #include "engine/model_runner.hpp"
 #include "model/config_json.hpp"
+#include "nibble/core/device_class.hpp"
 #include "nibble/geometry/geometry.hpp"
 #include "nibble/host/thread_pool.hpp"
 #include "nibble/io/checkpoint.hpp"
@@ -76,6 +77,12 @@ struct load_request {
 using cuda_loader = std::unique_ptr<loaded_model> (*)(const load_request& request,
                                                       const load_options& options);
 
+/// A model's device code for one class of devices.
+struct cuda_build {
+  nibble::device_class device;
+  cuda_loader load;  ///< null where the device kernels do not serve the model
+};
+
 /// One model that this program was compiled for.
 struct compiled_model {
   std::string_view name;
@@ -84,7 +91,7 @@ struct compiled_model {
   std::uint64_t weight_bytes;
   std::unique_ptr<loaded_model> (*load)(nibble::io::checkpoint& source, const nibble::bind_options& options,
                                         const runner_limits& limits, nibble::load_mode mode, int threads);
-  cuda_loader load_cuda = nullptr;  ///< none where there is no device code for the model
+  std::span<const cuda_build> cuda;  ///< one for each architecture of the build; empty without device code
 };
 
 /// All models compiled into this program, by name.

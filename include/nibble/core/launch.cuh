@@ -7,6 +7,7 @@
 
 #include <cstddef>
 
+#include "nibble/core/device_class.hpp"
 #include "nibble/core/status.hpp"
 
 namespace nibble {
@@ -17,9 +18,14 @@ enum class launch_chain : unsigned char {
   pdl,    ///< programmatic dependent launch (sm_90+): it starts early, asks for weights, then waits
 };
 
+/// How kernels follow each other on a class of devices where nothing speaks against it.
+[[nodiscard]] constexpr launch_chain chain_of(device_class device) {
+  return device.architecture >= 90 ? launch_chain::pdl : launch_chain::plain;
+}
+
 struct launch_options {
   cudaStream_t stream = nullptr;  ///< must be a created stream: the default stream is refused
-  launch_chain chain = launch_chain::pdl;
+  launch_chain chain = chain_of(default_device);
 };
 
 /// What a loaded kernel takes.

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "nibble/core/config.hpp"
+#include "nibble/core/device_class.hpp"
 #include "nibble/kernels/step.hpp"
 
 namespace nibble {
@@ -78,9 +79,8 @@ struct attention_policy {
 };
 
 /// The policy for a device of `multiprocessors` whose blocks may have `shared_bytes` of shared memory.
-[[nodiscard]] constexpr attention_policy select_attention(const attention_shape& shape,
-                                                          int multiprocessors = 132,
-                                                          int shared_bytes = 227 * 1024) {
+[[nodiscard]] constexpr attention_policy select_attention(const attention_shape& shape, int multiprocessors,
+                                                          int shared_bytes) {
   attention_policy p;
   p.decode_warps = shape.head_dim == 256 && shared_bytes < 160 * 1024 ? 4 : 8;
   p.decode_blocks = multiprocessors * 8 / p.decode_warps;
@@ -88,6 +88,11 @@ struct attention_policy {
   p.prefill_rows = shape.head_dim == 256 && shared_bytes < 130 * 1024 ? 64 : 128;
   p.append_blocks = 4 * multiprocessors;
   return p;
+}
+
+[[nodiscard]] constexpr attention_policy select_attention(const attention_shape& shape,
+                                                          device_class device = default_device) {
+  return select_attention(shape, device.multiprocessors, device.shared_bytes());
 }
 
 /// Partial results that are added in one go; where there are more chunks, they are added in groups of

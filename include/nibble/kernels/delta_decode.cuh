@@ -60,16 +60,6 @@ status launch_clusters(Kernel kernel, dim3 grid, int threads, int cluster, const
                       "the CUDA runtime refused the launch");
 }
 
-/// Whether the current device has clusters.
-inline status device_has_clusters(bool& yes, const char* where) {
-  int device = 0, major = 0;
-  if (const auto e = cudaGetDevice(&device); e != cudaSuccess)
-    return status::cuda(static_cast<int>(e), where, "there is no current device");
-  const auto e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  yes = major >= 9;
-  return status::cuda(static_cast<int>(e), where, "the device's version could not be read");
-}
-
 }  // namespace detail
 
 template <delta_shape S, bool Clustered, bool NormedInput>
@@ -83,18 +73,19 @@ inline constexpr auto delta_decode_kernel_of =
 ///
 /// \tparam NormedInput false: x is the residual stream, and b and a are taken of its RMSNorm (input_norm,
 ///         zero_centred, eps) without rounding the normalised row to bf16
-template <delta_shape Shape, bool NormedInput = true>
+template <delta_shape Shape, bool NormedInput = true, device_class Device = default_device>
 struct delta_decode_family {
   static_assert(Shape.valid(),
                 "the delta rule has 64 or 128 key and 32, 64, 128 or 256 value dimensions, a "
                 "window of 4, and a hidden size that is a multiple of 256");
   using params = delta_rule_params;
   static constexpr const char* name = "delta_decode";
+  static constexpr bool has_clusters = Device.has_bulk_copies() && Shape.splits() > 1;
 
   template <class Visit>
   static status for_each_kernel(Visit&& visit) {
     status s = status::success();
-    if (Shape.splits() > 1)
+    if constexpr (has_clusters)
       s = visit(delta_decode_kernel_of<Shape, true, NormedInput>, device::delta_threads, std::size_t{0},
                 name);
     if (s.ok())
@@ -103,26 +94,24 @@ struct delta_decode_family {
     return s;
   }
 
-  /// \param clustered false: a block takes a whole head, on any device. The same bits either way
+  /// \param clustered false: a block takes a whole head, as always where there are none; the same bits
   static status launch_with(const params& p, const launch_options& options, bool clustered) {
     if (const status s = detail::check_delta(Shape, p, name); !s.ok()) return s;
     if (!NormedInput && !detail::aligned_16(p.input_norm))
       return status::invalid(name, "raw input needs the norm's weight at a 16-byte address");
     const auto heads = static_cast<unsigned>(Shape.value_heads);
     const auto sequences = static_cast<unsigned>(p.step.sequences);
-    if (clustered)
-      return detail::launch_clusters(delta_decode_kernel_of<Shape, true, NormedInput>,
-                                     dim3(static_cast<unsigned>(Shape.splits()), heads, sequences),
-                                     device::delta_threads, Shape.splits(), options, name, p);
+    if constexpr (has_clusters)
+      if (clustered)
+        return detail::launch_clusters(delta_decode_kernel_of<Shape, true, NormedInput>,
+                                       dim3(static_cast<unsigned>(Shape.splits()), heads, sequences),
+                                       device::delta_threads, Shape.splits(), options, name, p);
     return nibble::launch(delta_decode_kernel_of<Shape, false, NormedInput>, dim3(1, heads, sequences),
                           device::delta_threads, 0, options, name, p);
   }
   static status launch(const params& p, const launch_options& options) {
     // Clusters put more multiprocessors to work on few sequences.
-    bool clusters = Shape.splits() > 1 && p.step.sequences * Shape.value_heads <= most_clustered_heads;
-    if (clusters)
-      if (const status s = detail::device_has_clusters(clusters, name); !s.ok()) return s;
-    return launch_with(p, options, clusters);
+    return launch_with(p, options, p.step.sequences * Shape.value_heads <= most_clustered_heads);
   }
   /// Heads of a launch up to which clusters are faster (measured on an H200).
   static constexpr int most_clustered_heads = 80;

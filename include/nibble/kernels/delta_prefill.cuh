@@ -10,8 +10,9 @@
 
 namespace nibble {
 
-template <delta_shape S>
-inline constexpr auto delta_gates_kernel_of = &delta_gates_kernel<S.hidden, S.channels(), S.value_heads>;
+template <delta_shape S, device_class Device>
+inline constexpr auto delta_gates_kernel_of =
+    &delta_gates_kernel<Device.dynamic_shared_bytes(), S.hidden, S.channels(), S.value_heads>;
 template <delta_shape S>
 inline constexpr auto delta_conv_kernel_of =
     &delta_conv_kernel<S.key_heads, S.value_heads, S.key_dim, S.value_dim>;
@@ -28,25 +29,24 @@ inline constexpr auto delta_norm_kernel_of =
 ///
 /// `step.first_row`, `position` and `slot` must be older than the kernel launched just before; rows of the
 /// launch are the step's rows first_row[0] … first_row[sequences] - 1, at most `rows` of them.
-template <delta_shape Shape>
+template <delta_shape Shape, device_class Device = default_device>
 struct delta_prefill_family {
   static_assert(Shape.valid(),
                 "the delta rule has 64 or 128 key and 32, 64, 128 or 256 value dimensions, a "
                 "window of 4, and a hidden size that is a multiple of 256");
   using params = delta_rule_params;
-  using product = rows_product_plan<2 * Shape.value_heads, false, Shape.hidden>;
+  using product =
+      rows_product_plan<2 * Shape.value_heads, false, Shape.hidden, Device.dynamic_shared_bytes()>;
   using stream = delta_stream<Shape.key_dim>;
   static constexpr const char* name = "delta_prefill";
 
   template <class Visit>
   static status for_each_kernel(Visit&& visit) {
-    status s = visit(delta_gates_kernel_of<Shape>, product::threads,
+    status s = visit(delta_gates_kernel_of<Shape, Device>, product::threads,
                      static_cast<std::size_t>(product::shared_bytes), "delta_gates");
     if (s.ok()) s = visit(delta_conv_kernel_of<Shape>, 256, std::size_t{0}, "delta_conv");
-    int shared = 0;
-    if (s.ok()) s = recurrence_shared(true, shared);
     if (s.ok())
-      s = visit(delta_recurrence_kernel_of<Shape>, device::delta_threads, static_cast<std::size_t>(shared),
+      s = visit(delta_recurrence_kernel_of<Shape>, device::delta_threads, recurrence_shared(true),
                 "delta_recurrence");
     if (s.ok()) s = visit(delta_norm_kernel_of<Shape>, 256, std::size_t{0}, "delta_norm");
     return s;
@@ -60,19 +60,17 @@ struct delta_prefill_family {
     const auto count = [](int n, int by) { return static_cast<unsigned>((n + by - 1) / by); };
     const auto sequences = static_cast<unsigned>(p.step.sequences);
     const unsigned tiles = count(p.rows, delta_run) + sequences;
-    status s = nibble::launch(delta_gates_kernel_of<Shape>, dim3(count(p.rows, product::tile_rows)),
+    status s = nibble::launch(delta_gates_kernel_of<Shape, Device>, dim3(count(p.rows, product::tile_rows)),
                               product::threads, product::shared_bytes, options, name, p);
     if (s.ok())
       s = nibble::launch(delta_conv_kernel_of<Shape>,
                          dim3(tiles, count(2 * Shape.key_heads + Shape.value_heads, 8)), 256, 0, options,
                          name, p);
-    int shared = 0;
-    if (s.ok()) s = recurrence_shared(p.step.sequences == 1, shared);
     if (s.ok())
       s = nibble::launch(
           delta_recurrence_kernel_of<Shape>,
           dim3(static_cast<unsigned>(Shape.splits()), static_cast<unsigned>(Shape.value_heads), sequences),
-          device::delta_threads, static_cast<std::size_t>(shared), options, name, p);
+          device::delta_threads, recurrence_shared(p.step.sequences == 1), options, name, p);
     if (s.ok())
       s = nibble::launch(delta_norm_kernel_of<Shape>, dim3(tiles, count(Shape.value_heads, 8)), 256, 0,
                          options, name, p);
@@ -82,15 +80,13 @@ struct delta_prefill_family {
  private:
   /// Shared memory of a block of the recurrence. With `alone` it is more than half of a multiprocessor's: the
   /// blocks of one sequence are no more than multiprocessors, and two on one would be as slow as two in turn.
-  static status recurrence_shared(bool alone, int& bytes) {
-    bytes = stream::shared_bytes;
-    if (!alone) return status::success();
-    int device = 0, most = 0;
-    if (const auto e = cudaGetDevice(&device); e != cudaSuccess)
-      return status::cuda(static_cast<int>(e), name, "there is no current device");
-    const auto e = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    bytes = std::max(bytes, std::min(most, 116 << 10));
-    return status::cuda(static_cast<int>(e), name, "the device's shared memory could not be read");
+  static constexpr std::size_t recurrence_shared(bool alone) {
+    constexpr int more_than_half = (Device.shared_bytes() + 1024) / 2 + 2048;
+    static_assert(stream::shared_bytes <= Device.dynamic_shared_bytes() &&
+                      more_than_half <= Device.dynamic_shared_bytes(),
+                  "a block of this architecture has too little shared memory for the recurrence");
+    return static_cast<std::size_t>(alone ? std::max<int>(stream::shared_bytes, more_than_half)
+                                          : stream::shared_bytes);
   }
 };
 

@@ -26,10 +26,10 @@ struct delta_workspace {
 };
 
 /// decay and β of 64 rows a block, from x and the b|a matrix.
-template <int Hidden, int Channels, int ValueHeads>
+template <int SharedBytes, int Hidden, int Channels, int ValueHeads>
 __global__ __launch_bounds__(256, 1) void delta_gates_kernel(const __grid_constant__ delta_rule_params p) {
   using namespace device;
-  using plan = rows_product_plan<2 * ValueHeads, false, Hidden>;
+  using plan = rows_product_plan<2 * ValueHeads, false, Hidden, SharedBytes>;
   extern __shared__ __align__(128) std::uint8_t shared[];
   const int base = load_int(p.step.first_row);
   const int count = min(p.rows, load_int(p.step.first_row + p.step.sequences) - base);
@@ -38,8 +38,8 @@ __global__ __launch_bounds__(256, 1) void delta_gates_kernel(const __grid_consta
   const int first = plan::tile_rows * static_cast<int>(blockIdx.x);
   if (first >= count) return;
   const __nv_bfloat16* x = p.x + static_cast<std::size_t>(base) * p.ldx;
-  const float* results =
-      rows_product<2 * ValueHeads, false, Hidden>({x, p.ldx, p.ba, nullptr}, first, count - 1, shared);
+  const float* results = rows_product<2 * ValueHeads, false, Hidden, SharedBytes>({x, p.ldx, p.ba, nullptr},
+                                                                                  first, count - 1, shared);
   const delta_workspace<Channels, ValueHeads> work(p);
   for (int i = static_cast<int>(threadIdx.x); i < plan::tile_rows * ValueHeads; i += plan::threads) {
     const int token = i / ValueHeads, head = i % ValueHeads;

@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "nibble/core/config.hpp"
+#include "nibble/core/device_class.hpp"
 
 namespace nibble {
 

@@ -12,21 +12,22 @@ namespace nibble {
 template <router_shape S, int Rows>
 inline constexpr auto router_decode_kernel_of =
     &router_decode_kernel<Rows, S.hidden, S.experts, S.top_k, S.shared, S.normalise>;
-template <router_shape S>
+template <router_shape S, device_class Device>
 inline constexpr auto router_prefill_kernel_of =
-    &router_prefill_kernel<S.hidden, S.experts, S.top_k, S.shared, S.normalise>;
+    &router_prefill_kernel<Device.dynamic_shared_bytes(), S.hidden, S.experts, S.top_k, S.shared,
+                           S.normalise>;
 
 /// RMSNorm of the residual stream, router logits, the choice, the shared expert's gate. Up to 112 rows in one
 /// kernel, more in two (the norm, then the rest). A row's results are the same bits for any number of rows.
 /// Cost: the router's weights once for few rows; matrix instructions for many.
-template <router_shape Shape>
+template <router_shape Shape, device_class Device = default_device>
 struct router_family {
   static_assert(Shape.valid(),
                 "a router has a hidden size that is a multiple of 256, at most 512 experts, "
                 "and chooses at most 32 of them");
   using params = router_params;
   using norm = rms_norm_family<Shape.hidden>;
-  using product = rows_product_plan<Shape.experts, Shape.shared, Shape.hidden>;
+  using product = rows_product_plan<Shape.experts, Shape.shared, Shape.hidden, Device.dynamic_shared_bytes()>;
   static constexpr const char* name = "router";
 
   template <class Visit>
@@ -37,7 +38,7 @@ struct router_family {
     if (s.ok()) s = visit_decode<16>(visit);
     if (s.ok()) s = norm::for_each_kernel(visit);
     if (s.ok())
-      s = visit(router_prefill_kernel_of<Shape>, product::threads,
+      s = visit(router_prefill_kernel_of<Shape, Device>, product::threads,
                 static_cast<std::size_t>(product::shared_bytes), "router_prefill");
     return s;
   }
@@ -65,7 +66,7 @@ struct router_family {
     n.eps = p.eps, n.y = p.normed, n.ldy = p.ldn;
     if (const status s = norm::launch(n, options); !s.ok()) return s;
     const int blocks = (p.rows + product::tile_rows - 1) / product::tile_rows;
-    return nibble::launch(router_prefill_kernel_of<Shape>, dim3(static_cast<unsigned>(blocks)),
+    return nibble::launch(router_prefill_kernel_of<Shape, Device>, dim3(static_cast<unsigned>(blocks)),
                           product::threads, product::shared_bytes, options, name, p);
   }
 
@@ -73,6 +74,8 @@ struct router_family {
   template <int Rows, class Visit>
   static status visit_decode(Visit& visit) {
     using plan = router_plan<Shape.hidden, Rows, Shape.tiles()>;
+    static_assert(plan::shared_bytes <= Device.dynamic_shared_bytes(),
+                  "a block of this architecture has too little shared memory for the router's rows");
     return visit(router_decode_kernel_of<Shape, Rows>, plan::threads,
                  static_cast<std::size_t>(plan::shared_bytes), "router_decode");
   }

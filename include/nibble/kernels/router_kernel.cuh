@@ -173,8 +173,9 @@ __global__ __launch_bounds__(router_plan<Hidden, Rows, (Experts + 15) / 16 + (Sh
   }
   __syncthreads();
   // Logits go to memory as words that are not zero, and block 0 takes each when it is there, leaving zero for
-  // the next launch: no fence and no counter, since every word is its own signal. All blocks are resident
-  // before the next grid may start, so none waits for a place that the waiting block holds.
+  // the next launch: no fence and no counter, since every word is its own signal. Only the first block of a
+  // row group waits: 7 at most, fewer than any device has multiprocessors, so the blocks they wait for find
+  // places, and the next grid may start only when those have begun.
   auto* const logits = reinterpret_cast<float*>(p.workspace) + base * ldl;
   for (int v = static_cast<int>(threadIdx.x); v < 16 * count; v += plan::threads) {
     const int row = v % 16, token = v / 16;
@@ -197,16 +198,16 @@ __global__ __launch_bounds__(router_plan<Hidden, Rows, (Experts + 15) / 16 + (Sh
 }
 
 /// Logits and choice of 64 normalised rows a block.
-template <int Hidden, int Experts, int TopK, bool Shared, bool Normalise>
+template <int SharedBytes, int Hidden, int Experts, int TopK, bool Shared, bool Normalise>
 __global__ __launch_bounds__(256, 1) void router_prefill_kernel(const __grid_constant__ router_params p) {
   using namespace device;
-  using plan = rows_product_plan<Experts, Shared, Hidden>;
+  using plan = rows_product_plan<Experts, Shared, Hidden, SharedBytes>;
   extern __shared__ __align__(128) std::uint8_t shared[];
   wait_for_previous_grid();
   let_next_grid_start();
   const int first = plan::tile_rows * static_cast<int>(blockIdx.x);
-  const float* results =
-      rows_product<Experts, Shared, Hidden>({p.normed, p.ldn, p.weight, p.gate}, first, p.rows - 1, shared);
+  const float* results = rows_product<Experts, Shared, Hidden, SharedBytes>(
+      {p.normed, p.ldn, p.weight, p.gate}, first, p.rows - 1, shared);
   for (int i = static_cast<int>(threadIdx.x) >> 5; i < plan::tile_rows; i += plan::threads / 32) {
     const int row = first + i;
     if (row >= p.rows) break;

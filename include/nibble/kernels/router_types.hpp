@@ -12,6 +12,7 @@
 #include <cstddef>
 
 #include "nibble/core/config.hpp"
+#include "nibble/core/device_class.hpp"
 
 namespace nibble {
 

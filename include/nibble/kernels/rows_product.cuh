@@ -80,8 +80,8 @@ __device__ __forceinline__ void copy_async_wait() {
 }  // namespace device
 
 /// Sizes of a product kernel. \tparam N rows of W  \tparam Extra one more row of weights, in a tile of its
-/// own
-template <int N, bool Extra, int K>
+/// own  \tparam SharedBytes dynamic shared memory a block may have
+template <int N, bool Extra, int K, int SharedBytes>
 struct rows_product_plan {
   static_assert(K % 64 == 0);
   static constexpr int threads = 256, tile_rows = 64, runs = K / 64;
@@ -89,12 +89,13 @@ struct rows_product_plan {
   static constexpr int extra_row = 16 * ((N + 15) / 16);  ///< its number among the results
   static constexpr int weight_rows = 16 * tiles;
   static constexpr int stage_bytes = 128 * (weight_rows + tile_rows);
-  static constexpr int stages = 4 * stage_bytes <= 231424 ? 4 : 3 * stage_bytes <= 231424 ? 3 : 2;
+  static constexpr int stages = 4 * stage_bytes <= SharedBytes ? 4 : 3 * stage_bytes <= SharedBytes ? 3 : 2;
   static constexpr int ldr = weight_rows + 4;  ///< floats from one token's results to the next's
   static constexpr int result_bytes = 4 * ldr * tile_rows;
   static constexpr int shared_bytes =
       stages * stage_bytes > result_bytes ? stages* stage_bytes : result_bytes;
-  static_assert(shared_bytes <= 232448 - 1024);
+  static_assert(shared_bytes <= SharedBytes,
+                "a block of this architecture has too little shared memory for so many rows of weights");
 };
 
 struct rows_product_operands {
@@ -108,10 +109,10 @@ namespace device {
 
 /// results[token · ldr + n] for the 64 rows that begin at `first`; rows past `last` repeat it. Returns after
 /// a block barrier.
-template <int N, bool Extra, int K>
+template <int N, bool Extra, int K, int SharedBytes>
 __device__ __forceinline__ const float* rows_product(const rows_product_operands& p, int first, int last,
                                                      std::uint8_t* shared) {
-  using plan = rows_product_plan<N, Extra, K>;
+  using plan = rows_product_plan<N, Extra, K, SharedBytes>;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wm = warp >> 1, wn = warp & 1;
   // Thread i copies 16 bytes of rows i / 8, i / 8 + 32, … .
   const int row0 = static_cast<int>(threadIdx.x) / 8, piece = threadIdx.x % 8;

@@ -16,7 +16,7 @@ namespace nibble::moe {
 /// Up to 16 tokens two kernels made for few tokens, above them a sort by expert, two tensor-core products and
 /// a sum; a token's result is the same bits for any number of tokens up to 16, and equal up to rounding
 /// above.
-template <experts_shape Shape, device_class Device = h200>
+template <experts_shape Shape, device_class Device = default_device>
 struct experts_family {
   using params = experts_params;
   static constexpr const char* name = "experts";
@@ -35,7 +35,7 @@ struct experts_family {
   /// visit(kernel, threads, dynamic shared bytes, name) → status, for every kernel of launch().
   template <class Visit>
   static status for_each_kernel(Visit&& visit) {
-    constexpr experts_policy one = select_experts(Shape, 1), many = select_experts(Shape, 8);
+    constexpr experts_policy one = select_experts(Shape, 1, Device), many = select_experts(Shape, 8, Device);
     constexpr std::size_t none = 0;
     status s = visit(gate_up_kernel_of<Shape, one, 1>, 32 * one.up_warps, none, "experts_gate_up");
     if (s.ok()) s = visit(gate_up_kernel_of<Shape, many, 8>, 32 * many.up_warps, none, "experts_gate_up");
@@ -51,8 +51,8 @@ struct experts_family {
   /// before; p.slot_of must be older.
   static status launch(const params& p, const launch_options& options) {
     if (p.m > max_tokens) return launch_experts_many<Shape, Device>(p, options);
-    if (const status s = launch_gate_up<Shape>(p, options); !s.ok()) return s;
-    return launch_down<Shape>(p, options);
+    if (const status s = launch_gate_up<Shape, Device>(p, options); !s.ok()) return s;
+    return launch_down<Shape, Device>(p, options);
   }
 };
 

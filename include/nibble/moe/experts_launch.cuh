@@ -113,23 +113,23 @@ status launch_down_with(const experts_params& p, const launch_options& options) 
 
 /// gate|up for 1…16 tokens with the policy of select_experts. From two tokens on, equal experts share their
 /// weights.
-template <experts_shape S>
+template <experts_shape S, device_class Device = default_device>
 status launch_gate_up(const experts_params& p, const launch_options& options) {
-  if (p.m <= 1) return launch_gate_up_with<S, select_experts(S, 1), 1>(p, options);
-  return launch_gate_up_with<S, select_experts(S, 8), 8>(p, options);
+  if (p.m <= 1) return launch_gate_up_with<S, select_experts(S, 1, Device), 1>(p, options);
+  return launch_gate_up_with<S, select_experts(S, 8, Device), 8>(p, options);
 }
 
 /// down for 1…16 tokens.
-template <experts_shape S>
+template <experts_shape S, device_class Device = default_device>
 status launch_down(const experts_params& p, const launch_options& options) {
-  if (p.m <= 1) return launch_down_with<S, select_experts(S, 1)>(p, options);
-  return launch_down_with<S, select_experts(S, 8)>(p, options);
+  if (p.m <= 1) return launch_down_with<S, select_experts(S, 1, Device)>(p, options);
+  return launch_down_with<S, select_experts(S, 8, Device)>(p, options);
 }
 
 /// Loads the four kernels of a shape on the current device. \param info null, or room for four
-template <experts_shape S>
+template <experts_shape S, device_class Device = default_device>
 status prepare_experts(kernel_info* info = nullptr) {
-  constexpr experts_policy one = select_experts(S, 1), many = select_experts(S, 8);
+  constexpr experts_policy one = select_experts(S, 1, Device), many = select_experts(S, 8, Device);
   static constexpr const char *up = "nibble::moe::gate_up", *down = "nibble::moe::down";
   const auto at = [info](int i) { return info != nullptr ? info + i : nullptr; };
   status s = prepare(gate_up_kernel_of<S, one, 1>, 32 * one.up_warps, 0, up, at(0));

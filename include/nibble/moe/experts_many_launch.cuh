@@ -15,7 +15,8 @@
 namespace nibble::moe {
 
 /// Whether experts with many assignments go to the warpgroup kernels: whole K tiles only.
-[[nodiscard]] constexpr bool has_wide_experts(const experts_shape& shape, const device_class& device = h200) {
+[[nodiscard]] constexpr bool has_wide_experts(const experts_shape& shape,
+                                              const device_class& device = default_device) {
   return has_wgmma && device.architecture == 90 && shape.hidden % tile_columns == 0 &&
          shape.inner % tile_columns == 0;
 }
@@ -23,7 +24,8 @@ namespace nibble::moe {
 /// Assignments of a tile at most. Few: about what an expert gets when all are equal. Many: with the warpgroup
 /// kernels the width whose tiles hold the usual deviation, two square roots of the mean, with the least to
 /// spare.
-[[nodiscard]] constexpr int expert_tile_width(const experts_shape& shape, int m, device_class device = h200) {
+[[nodiscard]] constexpr int expert_tile_width(const experts_shape& shape, int m,
+                                              device_class device = default_device) {
   const int mean = m * shape.top_k / shape.experts;
   if (mean <= 10) return 16;
   if (mean <= 24) return 32;
@@ -99,7 +101,7 @@ many_params with_workspace(const experts_params& p) {
 }  // namespace detail
 
 /// visit(kernel, threads, dynamic shared bytes, name) → status for every kernel of launch_experts_many.
-template <experts_shape S, device_class Device = h200, class Visit>
+template <experts_shape S, device_class Device = default_device, class Visit>
 status visit_experts_many(Visit&& visit) {
   status s =
       visit(sort_kernel_of<S>, 32 * sort_warps(S.experts), sort_shared_bytes(S.experts), "experts_sort");
@@ -107,6 +109,8 @@ status visit_experts_many(Visit&& visit) {
   if (!s.ok()) return s;
   const auto narrow = [&visit]<int Width>() {
     constexpr gemm_shape cut = experts_cut(S, Width, Device);
+    static_assert(cut.stages >= 2 && cut.shared_bytes(S.format) <= Device.dynamic_shared_bytes(),
+                  "a block of this architecture has too little shared memory for experts");
     constexpr auto bytes = static_cast<std::size_t>(cut.shared_bytes(S.format));
     const status up = visit(gate_up_many_kernel_of<S, cut>, cut.threads(), bytes, "experts_gate_up_many");
     return up.ok() ? visit(down_many_kernel_of<S, cut>, cut.threads(), bytes, "experts_down_many") : up;
@@ -130,7 +134,7 @@ status visit_experts_many(Visit&& visit) {
 }
 
 /// The products of tiles at most `Width` assignments wide.
-template <experts_shape S, int Width, device_class Device = h200>
+template <experts_shape S, int Width, device_class Device = default_device>
 status launch_experts_many_with(const experts_params& p, const launch_options& options) {
   static constexpr const char* where = "nibble::moe::experts";
   if (const status s = detail::check_many<S>(p, where); !s.ok()) return s;
@@ -156,7 +160,7 @@ status launch_experts_many_with(const experts_params& p, const launch_options& o
 }
 
 /// The products of tiles at most `Width` assignments wide by the warpgroup kernels: 64, 96 or 128.
-template <experts_shape S, int Width, device_class Device = h200>
+template <experts_shape S, int Width, device_class Device = default_device>
 status launch_experts_wide(const experts_params& p, const launch_options& options) {
   static constexpr const char* where = "nibble::moe::experts";
   if (const status s = detail::check_many<S>(p, where); !s.ok()) return s;
@@ -181,7 +185,7 @@ status launch_experts_wide(const experts_params& p, const launch_options& option
 
 /// y = residual + Σ_j weight_j · down_j · SwiGLU(gate_j · x, up_j · x) for any number of tokens. The contract
 /// of launch_gate_up and launch_down, and a workspace; the grid does not depend on the routes.
-template <experts_shape S, device_class Device = h200>
+template <experts_shape S, device_class Device = default_device>
 status launch_experts_many(const experts_params& p, const launch_options& options) {
   const int width = expert_tile_width(S, p.m, Device);
   if (width <= 16) return launch_experts_many_with<S, 16, Device>(p, options);
@@ -197,7 +201,7 @@ status launch_experts_many(const experts_params& p, const launch_options& option
 }
 
 /// Loads the kernels for many tokens on the current device.
-template <experts_shape S, device_class Device = h200>
+template <experts_shape S, device_class Device = default_device>
 status prepare_experts_many() {
   return visit_experts_many<S, Device>([](auto kernel, int threads, std::size_t bytes, const char* name) {
     return prepare(kernel, threads, bytes, name);

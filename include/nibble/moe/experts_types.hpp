@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "nibble/core/device_class.hpp"
 #include "nibble/geometry/tile.hpp"
 #include "nibble/nvfp4/gemv_types.hpp"
 
@@ -85,8 +86,10 @@ namespace detail {
 
 /// The policy for `m` tokens. Many warps with few tiles ahead each hide more latency than few with many; but
 /// the down product of one token does best with all its weights asked for while gate|up still runs.
-[[nodiscard]] constexpr experts_policy select_experts(const experts_shape& s, int m) {
+[[nodiscard]] constexpr experts_policy select_experts(const experts_shape& s, int m,
+                                                      device_class device = default_device) {
   experts_policy p;
+  p.multiprocessors = device.multiprocessors;
   p.up_warps = up_split(s);
   const int up_tiles = (s.gate_up().k_tiles() + p.up_warps - 1) / p.up_warps;
   p.up_depth = detail::divisor_of(up_tiles, 2);
@@ -97,6 +100,8 @@ namespace detail {
   p.down_depth = detail::divisor_of(down_tiles, m == 1 && s.format == weight_format::nvfp4 ? 4 : 2);
   const int warps = p.down_warps * s.groups();
   p.down_min_blocks = warps <= 9 && m > 1 ? 3 : warps <= (m > 1 ? 13 : 9) ? 2 : 1;
+  // Before sm_90, six tiles a warp need more registers than three blocks leave.
+  if (device.architecture < 90 && down_tiles > 4) p.down_min_blocks = std::min(p.down_min_blocks, 2);
   return p;
 }
 

@@ -149,15 +149,19 @@ inline constexpr auto gemm_wide_kernel_of =
                       L.shape.segment_rows[2], L.shape.segment_rows[3]>;
 
 /// Whether more than 64 tokens go to the warpgroup kernel: whole K tiles only.
-[[nodiscard]] constexpr bool has_wide_gemm(const resident_layout& layout, const device_class& device = h200) {
+[[nodiscard]] constexpr bool has_wide_gemm(const resident_layout& layout,
+                                           const device_class& device = default_device) {
   return has_wgmma && device.architecture == 90 && layout.shape.k % tile_columns == 0;
 }
 
 /// visit(kernel, threads, dynamic shared bytes, name) → status for every kernel of launch_gemm.
-template <resident_layout Layout, class Epilogue, device_class Device = h200, class Visit>
+template <resident_layout Layout, class Epilogue, device_class Device = default_device, class Visit>
 status visit_gemm(Visit&& visit, const char* name = "nibble::gemm") {
   const auto one = [&]<int Tokens>() {
     constexpr gemm_shape shape = select_gemm(Layout, Tokens, Device);
+    static_assert(
+        shape.stages >= 2 && shape.shared_bytes(Layout.shape.format) <= Device.dynamic_shared_bytes(),
+        "a block of this architecture has too little shared memory for the product of many tokens");
     return visit(gemm_kernel_of<Layout, shape, Epilogue>, shape.threads(),
                  static_cast<std::size_t>(shape.shared_bytes(Layout.shape.format)), name);
   };
@@ -176,7 +180,7 @@ status visit_gemm(Visit&& visit, const char* name = "nibble::gemm") {
 }
 
 /// Loads the kernels for many tokens and allows them their shared memory. \param info null, or room for four
-template <resident_layout Layout, class Epilogue, device_class Device = h200>
+template <resident_layout Layout, class Epilogue, device_class Device = default_device>
 status prepare_gemm(kernel_info* info = nullptr) {
   return visit_gemm<Layout, Epilogue, Device>(
       [&info](auto kernel, int threads, std::size_t bytes, const char* name) {
@@ -205,7 +209,7 @@ status launch_gemm_with(gemv_params<Epilogue> p, int m, const launch_options& op
 /// One product by the warpgroup kernel, 128 · RowBlocks rows a unit.
 template <resident_layout Layout, int RowBlocks, class Epilogue>
 status launch_gemm_wide(gemv_params<Epilogue> p, int m, const launch_options& options,
-                        int multiprocessors = h200.multiprocessors) {
+                        int multiprocessors = default_device.multiprocessors) {
   static_assert(Layout.valid() && Layout.order == Epilogue::order,
                 "the epilogue needs the weights packed in another row order");
   static_assert(!Epilogue::finishes, "logits with a running maximum are made by the matrix-vector kernels");
@@ -221,7 +225,7 @@ status launch_gemm_wide(gemv_params<Epilogue> p, int m, const launch_options& op
 
 /// y = x · Wᵀ for any number of tokens by the tensor-core kernels; the contract is launch_gemv's. Epilogues
 /// that keep block state (store_and_argmax) are refused at compile time.
-template <resident_layout Layout, class Epilogue, device_class Device = h200>
+template <resident_layout Layout, class Epilogue, device_class Device = default_device>
 status launch_gemm(const gemv_params<Epilogue>& p, int m, const launch_options& options) {
   switch (gemm_token_class(m)) {
     case 32:
@@ -241,7 +245,7 @@ status launch_gemm(const gemv_params<Epilogue>& p, int m, const launch_options& 
 
 /// y = x · Wᵀ for any number of tokens: matrix-vector kernels for up to 16, else the tensor-core kernels. All
 /// must have been prepared.
-template <resident_layout Layout, class Epilogue, device_class Device = h200>
+template <resident_layout Layout, class Epilogue, device_class Device = default_device>
 status launch_linear(const gemv_params<Epilogue>& p, int m, const launch_options& options) {
   if constexpr (!Epilogue::finishes)
     if (m > max_gemv_tokens) return launch_gemm<Layout, Epilogue, Device>(p, m, options);

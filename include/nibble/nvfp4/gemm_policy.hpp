@@ -40,25 +40,11 @@ struct gemm_shape {
   }
 };
 
-/// Shared memory a block may have on a device.
-[[nodiscard]] constexpr int most_shared_bytes(const device_class& device) {
-  switch (device.architecture) {
-    case 86:
-    case 89:
-    case 120:
-      return 99 * 1024;
-    case 80:
-      return 163 * 1024;
-    default:
-      return 227 * 1024;
-  }
-}
-
 namespace detail {
 
 /// Blocks per multiprocessor and stages of a cut; no stages: it does not fit.
 [[nodiscard]] constexpr gemm_shape fitted(gemm_shape s, weight_format format, const device_class& device) {
-  const int reserve = 3 * 1024, most = most_shared_bytes(device) - reserve;
+  const int reserve = 3 * 1024, most = device.shared_bytes() - reserve;
   const int registers = s.tiles * s.tokens / 2;  // of the sums, per thread
   for (const int blocks : {2, 1}) {
     if (blocks == 2 && (registers > 64 || s.threads() > 256)) continue;
@@ -74,7 +60,8 @@ namespace detail {
 
 /// A block's cut of whole row tiles (16 or fewer) and at most `tokens` tokens that fits the device: fewer
 /// tokens, then fewer row tiles, where shared memory is small.
-[[nodiscard]] constexpr gemm_shape fit_gemm(weight_format format, int tokens, device_class device = h200) {
+[[nodiscard]] constexpr gemm_shape fit_gemm(weight_format format, int tokens,
+                                            device_class device = default_device) {
   for (const int tiles : {2, 1})
     for (int t = tokens; t >= 16; t /= 2) {
       const gemm_shape s = detail::fitted({8, 1, tiles, t, 0, 1}, format, device);
@@ -90,7 +77,7 @@ namespace detail {
 /// tokens, the cut is the one with the least to bring to a multiprocessor: waves × (activations + weights of
 /// a block); blocks of few row tiles let their warps share K.
 [[nodiscard]] constexpr gemm_shape select_gemm(const resident_layout& layout, int tokens,
-                                               device_class device = h200) {
+                                               device_class device = default_device) {
   const weight_format format = layout.shape.format;
   gemm_shape best = fit_gemm(format, tokens, device);
   if (tokens > 64) return best;
@@ -119,7 +106,7 @@ namespace detail {
 /// A unit of 128 rows takes about three quarters of the time of one of 256, since both bring the same
 /// activations.
 [[nodiscard]] constexpr int wide_row_blocks(const resident_layout& layout, int m,
-                                            device_class device = h200) {
+                                            device_class device = default_device) {
   const auto waves = [&](int row_blocks) {
     return (wide_units(layout, row_blocks, m) + device.multiprocessors - 1) / device.multiprocessors;
   };

@@ -47,7 +47,8 @@ status launch_gemv_with(const gemv_params<Epilogue, Input>& p, const launch_opti
 ///
 /// Chained launches: everything the previous kernel on the stream wrote may be read, the weights must not be
 /// what it wrote. x and the output must not overlap; the output may be what this kernel's predecessor read.
-template <resident_layout Layout, class Epilogue, device_class Device = h200, class Input = plain_input>
+template <resident_layout Layout, class Epilogue, device_class Device = default_device,
+          class Input = plain_input>
 status launch_gemv(gemv_params<Epilogue, Input> p, int m, const launch_options& options) {
   if (m < 1) return status::invalid("nibble::gemv", "the number of tokens must be positive");
   while (m > 0) {
@@ -87,7 +88,8 @@ status prepare_gemv_with(kernel_info* info = nullptr) {
 
 /// Loads the five kernels of a layout, epilogue and input on the current device. \param info null, or room
 /// for five
-template <resident_layout Layout, class Epilogue, device_class Device = h200, class Input = plain_input>
+template <resident_layout Layout, class Epilogue, device_class Device = default_device,
+          class Input = plain_input>
 status prepare_gemv(kernel_info* info = nullptr) {
   status s =
       prepare_gemv_with<Layout, select_gemv(Layout, 1, Device, Input::norm_bytes), Epilogue, Input>(info);

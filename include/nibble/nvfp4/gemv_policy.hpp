@@ -8,27 +8,10 @@
 
 #include <algorithm>
 
+#include "nibble/core/device_class.hpp"
 #include "nibble/nvfp4/gemv_types.hpp"
 
 namespace nibble {
-
-/// A class of devices a build is tuned for.
-struct device_class {
-  int architecture = 90;  ///< 80, 86, 89, 90, 100, 120
-  int multiprocessors = 132;
-  bool measured = false;  ///< whether its policies were tuned on such a device
-
-  friend constexpr bool operator==(const device_class&, const device_class&) = default;
-};
-
-inline constexpr device_class h200{90, 132, true};
-/// GeForce RTX 4090 and its like. Not measured: its policy comes from the cost model (one equal wave of
-/// blocks that ask for everything at once, 914 GB/s after 1.55 µs).
-inline constexpr device_class ada{89, 128, false};
-inline constexpr device_class ampere{80, 108, false};
-inline constexpr device_class ampere_consumer{86, 82, false};
-inline constexpr device_class blackwell{100, 148, false};
-inline constexpr device_class blackwell_consumer{120, 170, false};
 
 /// Warps over which K is split: at most 8 for NVFP4 and for large N, else 16; each with an equal number of K
 /// tiles where that is possible.
@@ -55,7 +38,7 @@ namespace detail {
 /// The policy of the kernel that serves `columns` token columns (token_columns(m)) of `layout`. `norm_bytes`:
 /// of a weight of the RMSNorm in its input, which takes registers; 0 without one.
 [[nodiscard]] constexpr gemv_policy select_gemv(const resident_layout& layout, int columns,
-                                                device_class device = h200, int norm_bytes = 0) {
+                                                device_class device = default_device, int norm_bytes = 0) {
   const int row_tiles = layout.row_tiles(), k_tiles = layout.k_tiles();
   gemv_policy p;
   p.columns = columns;
@@ -63,7 +46,7 @@ namespace detail {
   const int per_warp = (k_tiles + p.warps - 1) / p.warps;
   const int row_bytes = k_tiles * static_cast<int>(tile_bytes(layout.shape.format));
   const bool exact = per_warp * p.warps == k_tiles;
-  const bool copy_engine = device.architecture >= 90;
+  const bool copy_engine = device.has_bulk_copies();
 
   // Large N: persistent blocks, two per multiprocessor.
   if (copy_engine && exact && per_warp <= 2 && row_tiles >= 16 * device.multiprocessors) {
@@ -84,6 +67,9 @@ namespace detail {
   const int each = (row_tiles + p.grid - 1) / p.grid;
   const int budget = device.architecture == 120 ? 48 * 1024 : 112 * 1024;  // two grids' shares fit
   const bool nvfp4 = layout.shape.format == weight_format::nvfp4;
+  // FP8 with 16 warps: two such blocks' 64 registers a thread are too few where FP8 is decoded by software,
+  // and for what is compiled for Blackwell.
+  const bool tight = p.warps > 8 && device.architecture != 89 && device.architecture != 90;
   // A few MB: everything at once through the copy engine. Pieces below 4 KB are slow there. FP8 takes this
   // way only where many tokens' activations, not weights, set the time.
   if (copy_engine && exact && p.warps >= 8 && each * row_bytes <= budget &&
@@ -91,7 +77,7 @@ namespace detail {
     p.variant = gemv_variant::one_shot;
     p.whole_rows = each > 1;
     p.decode_early = nvfp4 && columns <= (each > 1 ? 8 : 2);
-    p.min_blocks = columns <= 8 || (p.warps <= 8 && norm_bytes <= 2) ? 2 : 1;
+    p.min_blocks = (columns <= 8 && !tight) || (p.warps <= 8 && norm_bytes <= 2) ? 2 : 1;
     if (columns == 1 && each > 1) p.columns = 2;  // measured faster, with the same sums
     if (compatible(layout, p)) return p;
     p.columns = columns;
@@ -99,7 +85,9 @@ namespace detail {
   // Registers. Few row tiles per block, so that the unrolled stream stays short.
   p.variant = gemv_variant::registers;
   const bool fp8 = layout.shape.format == weight_format::fp8;
-  const int most = per_warp > 2 ? 2 : columns == 16 && fp8 && each > 5 ? 3 : 6;
+  // Sixteen columns of three row tiles fit everywhere; H200 has been seen to hold more without spills.
+  const bool three = columns == 16 && (fp8 ? each > 5 || !device.measured : !nvfp4 && !device.measured);
+  const int most = per_warp > 2 ? 2 : three ? 3 : 6;
   if (each > most) p.grid = (row_tiles + most - 1) / most;
   // FP8, one or two tokens: two smaller blocks per multiprocessor.
   const int twice = detail::equal_wave(row_tiles, 2 * device.multiprocessors);
@@ -107,7 +95,7 @@ namespace detail {
   if (doubled) p.grid = twice;
   const int tiles = ((row_tiles + p.grid - 1) / p.grid) * per_warp;
   p.depth = std::min(tiles, columns == 16 ? (nvfp4 ? 2 : 1) : nvfp4 || (fp8 && !doubled) ? 4 : 2);
-  p.min_blocks = (columns <= 8 && doubled) || (nvfp4 && p.warps <= 8 && p.depth <= 2) ? 2 : 1;
+  p.min_blocks = (columns <= 8 && doubled && !tight) || (nvfp4 && p.warps <= 8 && p.depth <= 2) ? 2 : 1;
   return p;
 }
 

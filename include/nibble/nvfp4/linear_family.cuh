@@ -16,7 +16,8 @@ namespace nibble {
 /// tensor-core kernels (store_and_argmax: turns of 16).
 /// rms_normed: launch() takes raw rows of at most 16 tokens and norms them itself. More tokens are normed by
 /// a kernel of the caller's, and launch_many() takes them as they are.
-template <resident_layout Layout, class Epilogue, class Input = plain_input, device_class Device = h200>
+template <resident_layout Layout, class Epilogue, class Input = plain_input,
+          device_class Device = default_device>
 struct linear_family {
   using params = gemv_params<Epilogue, Input>;
   using plain_params = gemv_params<Epilogue>;
@@ -83,6 +84,10 @@ struct linear_family {
       if (policy == select_gemv(Layout, 1, Device, In::norm_bytes))
         return status::success();  // one kernel serves both
     constexpr gemv_plan plan = plan_for<Layout, policy>;
+    static_assert(Device.has_bulk_copies() || policy.variant == gemv_variant::registers,
+                  "this architecture has no bulk copies");
+    static_assert(plan.shared_bytes <= Device.dynamic_shared_bytes(),
+                  "a block of this architecture has too little shared memory for the product");
     return visit(gemv_kernel_of<Layout, policy, Epilogue, In>, plan.threads,
                  static_cast<std::size_t>(plan.shared_bytes), name);
   }

@@ -5,6 +5,11 @@
 /// A linked kernel is not a loaded one: CUDA loads at the first launch, which may need device memory, wait
 /// for all running work, and is not allowed while a graph is captured. Measured on an H200: 48 kernels load
 /// in under 2 ms and take 2 MiB, so all of them are loaded before any cache exists.
+///
+/// Local memory: the driver backs it for every thread that the device can hold, at the first launch of a
+/// kernel that needs more than any before, and keeps it. Kernels that spill a few bytes are therefore allowed
+/// up to most_local_bytes; where a table has one, a kernel that uses that much is launched once, so that
+/// memory is taken here and never later. It is part of the report's bytes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,6 +25,9 @@
 #include "nibble/startup/kernel_table.hpp"
 
 namespace nibble {
+
+/// Local memory of a thread that a kernel of a table may use.
+inline constexpr int most_local_bytes = 128;
 
 /// What a preload refuses: one kernel, named, with one sentence. `text` of the status says why.
 struct preload_result {
@@ -70,16 +78,45 @@ struct device_limits {
   if (a.binaryVersion / 10 != limits.compute / 10 || a.binaryVersion > limits.compute)
     return status::not_supported(
         where, "the kernel's machine code is for another architecture: add the device's to the build");
-  if (a.localSizeBytes != 0)
+  if (a.localSizeBytes > most_local_bytes)
     return status::not_supported(where,
-                                 "the kernel spills to local memory, which the driver would allocate at its "
-                                 "first launch");
+                                 "the kernel spills to local memory beyond the 128 bytes that are set aside, "
+                                 "so the driver would allocate at its first launch");
   if (threads < 1 || threads > a.maxThreadsPerBlock || threads > limits.threads_per_block ||
       registers_of_block(a.numRegs, threads) > limits.registers_per_block)
     return status::not_supported(where, "the kernel's registers do not suffice for its block of threads");
   if (a.sharedSizeBytes + shared_bytes > static_cast<std::size_t>(limits.shared_bytes_per_block))
     return status::not_supported(where, "the kernel needs more shared memory than a block can have");
   return status::success();
+}
+
+/// Takes Bytes of local memory a thread. \param count read by no compiler: at run time Bytes / 4
+template <int Bytes>
+__global__ void use_local_memory(unsigned count, unsigned* out) {
+  volatile unsigned own[Bytes / 4];
+  for (unsigned i = 0; i < count; ++i) own[i] = i;
+  if (out != nullptr) *out = own[count - 1];
+}
+
+/// Has the driver set aside most_local_bytes for every thread.
+[[nodiscard]] inline status set_local_memory_aside() {
+  static constexpr const char* where = "nibble::preload";
+  constexpr auto kernel = &use_local_memory<most_local_bytes>;
+  cudaFuncAttributes attributes{};
+  status s = runtime_status(cudaFuncGetAttributes(&attributes, kernel), where,
+                            "the kernel for local memory is lost");
+  if (s.ok() && attributes.localSizeBytes < static_cast<std::size_t>(most_local_bytes))
+    s = status::not_supported(where, "the compiler took the local memory away that others need");
+  if (!s.ok()) return s;
+  cudaStream_t stream = nullptr;
+  s = runtime_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), where,
+                     "no stream could be made");
+  if (!s.ok()) return s;
+  s = launch(kernel, dim3(1), 32, 0, {stream, launch_chain::plain}, where,
+             static_cast<unsigned>(most_local_bytes) / 4, nullptr);
+  const status ended = runtime_status(cudaStreamSynchronize(stream), where, "no local memory could be had");
+  static_cast<void>(cudaStreamDestroy(stream));
+  return s.ok() ? ended : s;
 }
 
 /// Whether the driver says that the kernel is loaded in the current context.
@@ -104,8 +141,8 @@ struct device_limits {
 }  // namespace detail
 
 /// Loads every kernel of `Table` on the current device: attributes read, shared memory allowed, machine code,
-/// launchability and zero local memory checked; then asks the driver whether each one is loaded. Synchronises
-/// the device before it reads free memory. Stops at the first kernel that cannot be used.
+/// launchability and little local memory checked; then asks the driver whether each one is loaded.
+/// Synchronises the device before it reads free memory. Stops at the first kernel that cannot be used.
 template <class Table>
 [[nodiscard]] preload_result preload() {
   static constexpr const char* where = "nibble::preload";
@@ -137,13 +174,17 @@ template <class Table>
           return s;
         if (const status s = prepare(kernel, threads, shared_bytes, where, &info); !s.ok()) return s;
         loaded.push_back(address);
-        out.report.kernels.push_back(
-            {name, info.registers, threads, info.static_shared_bytes, info.dynamic_shared_bytes});
+        out.report.kernels.push_back({name, info.registers, threads, info.static_shared_bytes,
+                                      info.dynamic_shared_bytes, info.local_bytes});
         return status::success();
       });
   for (std::size_t i = 0; out.result.ok() && i < loaded.size(); ++i) {
     out.kernel = out.report.kernels[i].name;
     out.result = detail::check_loaded(loaded[i]);
+  }
+  if (out.result.ok() && out.report.local_bytes() > 0) {
+    out.kernel = "use_local_memory";
+    out.result = detail::set_local_memory_aside();
   }
   if (out.result.ok()) out.result = runtime_status(cudaDeviceSynchronize(), where, "a kernel's load failed");
   out.report.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();

@@ -8,12 +8,11 @@
 using namespace nibble;
 
 namespace {
-constexpr device_class devices[] = {h200, ada, ampere, ampere_consumer, blackwell, blackwell_consumer};
 constexpr weight_format formats[] = {weight_format::nvfp4, weight_format::fp8, weight_format::bf16};
 
 template <class Visit>
 void for_each_cut(Visit visit) {
-  for (const device_class& device : devices)
+  for (const device_class& device : device_classes)
     for (const weight_format format : formats)
       for (const int n : {1, 16, 257, 1024, 2048, 9216, 12288, 151936})
         for (const int k : {16, 48, 128, 464, 512, 2048, 4096, 12288})
@@ -24,7 +23,7 @@ void for_each_cut(Visit visit) {
 TEST_CASE("a block of every product for many tokens fits its device") {
   for_each_cut([](const device_class& device, const resident_layout& layout, int tokens) {
     const gemm_shape s = select_gemm(layout, tokens, device);
-    const int most = most_shared_bytes(device) - 1024;
+    const int most = device.dynamic_shared_bytes();
     const bool good = s.stages >= 2 && s.shared_bytes(layout.shape.format) * s.min_blocks <= most &&
                       s.threads() % 32 == 0 && s.threads() <= 1024 && s.tokens % 8 == 0 &&
                       s.tokens <= tokens && s.tiles * s.tokens <= 256 &&

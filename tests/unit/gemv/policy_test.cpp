@@ -9,7 +9,6 @@ using namespace nibble;
 
 namespace {
 
-constexpr device_class devices[] = {h200, ada, ampere, ampere_consumer, blackwell, blackwell_consumer};
 constexpr weight_format formats[] = {weight_format::nvfp4, weight_format::fp8, weight_format::bf16};
 
 template <class Visit>
@@ -24,12 +23,12 @@ void for_each_layout(Visit visit) {
 
 TEST_CASE("every layout has a compatible policy for every device and number of tokens") {
   for_each_layout([](const resident_layout& layout) {
-    for (const device_class& device : devices)
+    for (const device_class& device : device_classes)
       for (int m = 1; m <= max_gemv_tokens; ++m) {
         const gemv_policy p = select_gemv(layout, token_columns(m), device);
         const bool good = compatible(layout, p) && p.columns >= m && p.grid <= layout.row_tiles() &&
-                          (device.architecture >= 90 || p.variant == gemv_variant::registers) &&
-                          plan_of(layout, p).shared_bytes <= (device.architecture == 120 ? 99 : 227) * 1024;
+                          (device.has_bulk_copies() || p.variant == gemv_variant::registers) &&
+                          plan_of(layout, p).shared_bytes <= device.dynamic_shared_bytes();
         CAPTURE(layout.shape.name(), device.architecture, m, static_cast<int>(p.variant), p.grid, p.warps);
         if (!good) FAIL("the selector gave a policy that cannot run");
       }
@@ -40,7 +39,7 @@ TEST_CASE("every layout has a compatible policy for every device and number of t
 TEST_CASE("the split of K does not depend on tokens or device: one summation order") {
   for_each_layout([](const resident_layout& layout) {
     const int warps = k_split(layout);
-    for (const device_class& device : devices)
+    for (const device_class& device : device_classes)
       for (const int columns : {1, 2, 4, 8, 16})
         if (select_gemv(layout, columns, device).warps != warps)
           FAIL("K is split differently for " + layout.shape.name());
@@ -54,7 +53,7 @@ TEST_CASE("the split of K does not depend on tokens or device: one summation ord
 
 TEST_CASE("a policy survives its encoding as an integer") {
   for_each_layout([](const resident_layout& layout) {
-    for (const device_class& device : devices)
+    for (const device_class& device : device_classes)
       for (const int columns : {1, 2, 4, 8, 16}) {
         const gemv_policy p = select_gemv(layout, columns, device);
         if (!(decode_policy(encode(p)) == p))
@@ -67,7 +66,7 @@ TEST_CASE("a policy survives its encoding as an integer") {
 
 TEST_CASE("C022: policies of the geometries measured on the H200") {
   const auto variant = [](int n, int k, weight_format format, int columns) {
-    return select_gemv({matrix(n, k, format)}, columns).variant;
+    return select_gemv({matrix(n, k, format)}, columns, h200).variant;
   };
   CHECK(variant(248320, 2048, weight_format::nvfp4, 1) == gemv_variant::ring);
   CHECK(variant(12288, 2048, weight_format::nvfp4, 8) == gemv_variant::one_shot);
@@ -77,7 +76,7 @@ TEST_CASE("C022: policies of the geometries measured on the H200") {
   CHECK(variant(2048, 512, weight_format::nvfp4, 8) == gemv_variant::registers);
   CHECK(variant(12288, 2048, weight_format::fp8, 1) == gemv_variant::registers);
   CHECK(variant(2048, 4096, weight_format::fp8, 8) == gemv_variant::one_shot);
-  CHECK(select_gemv({matrix(12288, 2048, weight_format::nvfp4)}, 1).grid == 128);
+  CHECK(select_gemv({matrix(12288, 2048, weight_format::nvfp4)}, 1, h200).grid == 128);
   CHECK(h200.measured);
   CHECK_FALSE(ada.measured);
 }
