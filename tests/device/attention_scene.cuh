@@ -173,7 +173,8 @@ class attention_scene {
     const buffer<float> d_q(q_norm_), d_k(k_norm_), d_frequencies(frequencies_);
     const buffer<std::uint16_t> d_out(static_cast<std::size_t>(first_row.back()) * ldo_);
     constexpr nibble::attention_policy Policy = [] {
-      nibble::attention_policy policy = nibble::select_attention(S, 132, Small ? 99 * 1024 : 227 * 1024);
+      nibble::attention_policy policy =
+          Small ? nibble::select_attention(S, 132, 99 * 1024) : nibble::select_attention(S);
       if (DecodeBlocks > 0) policy.decode_blocks = DecodeBlocks;
       return policy;
     }();
@@ -200,10 +201,11 @@ class attention_scene {
     const auto prepare = [](auto kernel, int threads, std::size_t bytes, const char* name) {
       nibble::kernel_info info;
       const nibble::status s = nibble::prepare(kernel, threads, bytes, name, &info);
-      NIBBLE_CHECK(info.local_bytes <= (Small ? 64 : 0));  // 64 rows of FP8 prefill spill a few registers
+      NIBBLE_CHECK(info.local_bytes <=
+                   std::max(Small ? 64 : 0, allowed_local_bytes));  // 64 rows of FP8 prefill spill
       return s;
     };
-    const nibble::launch_options options{stream(), nibble::launch_chain::pdl};
+    const nibble::launch_options options{stream(), chained};
     for (int i = 0; i < launches; ++i) {
       if (decode) {
         NIBBLE_GOOD(decoder::for_each_kernel(prepare));

@@ -14,9 +14,16 @@
 #include <string>
 #include <vector>
 
+#include "nibble/core/launch.cuh"
 #include "nibble/core/status.hpp"
 
 namespace device_test {
+
+/// Chained where the build's devices can.
+inline constexpr nibble::launch_chain chained = nibble::chain_of(nibble::default_device);
+/// Local memory of a thread that kernels may have: none on the measured class, elsewhere what a preload
+/// allows.
+inline constexpr int allowed_local_bytes = nibble::default_device.measured ? 0 : 128;
 
 struct test {
   std::string group, name;

@@ -88,7 +88,7 @@ struct pool {
   }
 };
 
-const launch_options chained{device_test::stream(), launch_chain::pdl};
+const launch_options chained{device_test::stream(), device_test::chained};
 
 template <fetch_policy P>
 void histories(std::size_t slot_bytes) {

@@ -14,7 +14,7 @@ bool many(const char* name) {
   return device_test::add("gemm", name, [] {
     kernel_info info[4];
     NIBBLE_GOOD((prepare_gemm<Layout, Epilogue>(info)));
-    for (const auto& i : info) NIBBLE_CHECK(i.local_bytes == 0);
+    for (const auto& i : info) NIBBLE_CHECK(i.local_bytes <= device_test::allowed_local_bytes);
     const auto launch = [](auto p, int m, const auto& o) { return launch_gemm<Layout, Epilogue>(p, m, o); };
     // One class of tokens after the other: rows are the same bits within a class.
     device_test::check_layout<Layout, Epilogue>({1, 17, 32}, 0, launch, Layout.shape.k);

@@ -134,7 +134,7 @@ void check_layout(const std::vector<int>& counts, int blocks, Launch launch, std
       p.out.blocks = blocks;
     }
     for (int repeat = 0; repeat < 2; ++repeat)  // the second call finds what the first left behind
-      NIBBLE_GOOD(launch(p, m, nibble::launch_options{stream(), nibble::launch_chain::pdl}));
+      NIBBLE_GOOD(launch(p, m, nibble::launch_options{stream(), chained}));
     const std::vector<Out> got = y.read();
     int wrong = 0, outside = 0;
     for (std::size_t i = 0; i < got.size(); ++i) {

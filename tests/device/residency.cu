@@ -121,7 +121,8 @@ void replay(int slots, int calls, int compare_every, std::uint64_t seed) {
     if (below(4) == 0)
       q.fetch_of = fetch_of, p.fetch_of = d_fetch_of.data(), p.host_list = d_host_list.data();
     const auto want = host.place(q);
-    NIBBLE_GOOD((moe::launch_place_with<S, P>(p, launch_options{device_test::stream(), launch_chain::pdl})));
+    NIBBLE_GOOD(
+        (moe::launch_place_with<S, P>(p, launch_options{device_test::stream(), device_test::chained})));
     const auto same_list = [&](const std::int32_t* from, const std::vector<moe::fetch_entry>& entries) {
       const auto list = read(from, 4 + 2 * static_cast<std::size_t>(S.experts));
       bool same = list[0] == static_cast<int>(entries.size());

@@ -270,7 +270,7 @@ void kernels_that_are_refused() {
   refused(kernel_table<unusable<32, 0, true>>{}, "spills to local memory");
   refused(kernel_table<unusable<128, 0, false>>{}, "registers do not suffice");
   refused(kernel_table<unusable<64, 1 << 20, false>>{}, "more shared memory than a block can have");
-  NIBBLE_GOOD((preload<kernel_table<unusable<64, 100 << 10, false>>>().result));
+  NIBBLE_GOOD((preload<kernel_table<unusable<64, 90 << 10, false>>>().result));
   NIBBLE_CHECK(cudaPeekAtLastError() == cudaSuccess);
 }
 

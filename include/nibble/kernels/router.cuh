@@ -3,6 +3,8 @@
 /// The family of router kernels.
 #pragma once
 
+#include <algorithm>
+
 #include "nibble/core/launch.cuh"
 #include "nibble/kernels/norm.cuh"
 #include "nibble/kernels/router_kernel.cuh"
@@ -18,8 +20,9 @@ inline constexpr auto router_prefill_kernel_of =
                            S.normalise>;
 
 /// RMSNorm of the residual stream, router logits, the choice, the shared expert's gate. Up to 112 rows in one
-/// kernel, more in two (the norm, then the rest). A row's results are the same bits for any number of rows.
-/// Cost: the router's weights once for few rows; matrix instructions for many.
+/// kernel, more in two (the norm, then the rest), or in turns where a block has too little shared memory for
+/// the second. A row's results are the same bits for any number of rows. Cost: the router's weights once for
+/// few rows; matrix instructions for many.
 template <router_shape Shape, device_class Device = default_device>
 struct router_family {
   static_assert(Shape.valid(),
@@ -29,6 +32,8 @@ struct router_family {
   using norm = rms_norm_family<Shape.hidden>;
   using product = rows_product_plan<Shape.experts, Shape.shared, Shape.hidden, Device.dynamic_shared_bytes()>;
   static constexpr const char* name = "router";
+  /// Whether there are kernels for many rows. Without them, more rows than one kernel takes go in turns.
+  static constexpr bool has_prefill = product::fits;
 
   template <class Visit>
   static status for_each_kernel(Visit&& visit) {
@@ -37,9 +42,10 @@ struct router_family {
     if (s.ok()) s = visit_decode<8>(visit);
     if (s.ok()) s = visit_decode<16>(visit);
     if (s.ok()) s = norm::for_each_kernel(visit);
-    if (s.ok())
-      s = visit(router_prefill_kernel_of<Shape, Device>, product::threads,
-                static_cast<std::size_t>(product::shared_bytes), "router_prefill");
+    if constexpr (has_prefill)
+      if (s.ok())
+        s = visit(router_prefill_kernel_of<Shape, Device>, product::threads,
+                  static_cast<std::size_t>(product::shared_bytes), "router_prefill");
     return s;
   }
 
@@ -58,9 +64,29 @@ struct router_family {
     }
   }
 
-  /// The two-kernel path for any number of rows.
+  /// The path for many rows, for any number of them.
   static status launch_prefill(const params& p, const launch_options& options) {
     if (const status s = check(p); !s.ok()) return s;
+    if constexpr (has_prefill)
+      return launch_two(p, options);
+    else
+      return launch_turns(p, options);
+  }
+
+ private:
+  static status launch_turns(params p, const launch_options& options) {
+    status s;
+    for (int left = p.rows; left > 0 && s.ok(); left -= p.rows) {
+      p.rows = std::min(left, max_router_decode_rows);
+      s = launch(p, options);
+      p.hidden += static_cast<std::ptrdiff_t>(p.rows) * p.ldh;
+      p.normed += static_cast<std::ptrdiff_t>(p.rows) * p.ldn;
+      p.ids += p.rows * Shape.top_k, p.weights += p.rows * Shape.top_k;
+      if (Shape.shared) p.shared_weights += p.rows;
+    }
+    return s;
+  }
+  static status launch_two(const params& p, const launch_options& options) {
     rms_norm_params n;
     n.rows = p.rows, n.x = p.hidden, n.ldx = p.ldh, n.weight = p.norm, n.zero_centred = p.zero_centred;
     n.eps = p.eps, n.y = p.normed, n.ldy = p.ldn;
@@ -69,8 +95,6 @@ struct router_family {
     return nibble::launch(router_prefill_kernel_of<Shape, Device>, dim3(static_cast<unsigned>(blocks)),
                           product::threads, product::shared_bytes, options, name, p);
   }
-
- private:
   template <int Rows, class Visit>
   static status visit_decode(Visit& visit) {
     using plan = router_plan<Shape.hidden, Rows, Shape.tiles()>;

@@ -94,8 +94,7 @@ struct rows_product_plan {
   static constexpr int result_bytes = 4 * ldr * tile_rows;
   static constexpr int shared_bytes =
       stages * stage_bytes > result_bytes ? stages* stage_bytes : result_bytes;
-  static_assert(shared_bytes <= SharedBytes,
-                "a block of this architecture has too little shared memory for so many rows of weights");
+  static constexpr bool fits = shared_bytes <= SharedBytes;
 };
 
 struct rows_product_operands {
@@ -113,6 +112,8 @@ template <int N, bool Extra, int K, int SharedBytes>
 __device__ __forceinline__ const float* rows_product(const rows_product_operands& p, int first, int last,
                                                      std::uint8_t* shared) {
   using plan = rows_product_plan<N, Extra, K, SharedBytes>;
+  static_assert(plan::fits,
+                "a block of this architecture has too little shared memory for so many rows of weights");
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wm = warp >> 1, wn = warp & 1;
   // Thread i copies 16 bytes of rows i / 8, i / 8 + 32, … .
   const int row0 = static_cast<int>(threadIdx.x) / 8, piece = threadIdx.x % 8;
