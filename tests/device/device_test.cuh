@@ -66,8 +66,18 @@ inline void good(nibble::status s, const char* file, int line) {
 #define NIBBLE_CUDA_CHECK(call) device_test::cuda((call), #call, __FILE__, __LINE__)
 #define NIBBLE_GOOD(call) device_test::good((call), __FILE__, __LINE__)
 
+/// Ends the program as skipped where there is no device, also before main: tests keep streams as constants.
+inline void need_device() {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) return;
+  std::printf("skipped: no CUDA device\n");
+  std::fflush(stdout);
+  std::_Exit(4);
+}
+
 inline cudaStream_t stream() {
   static const cudaStream_t s = [] {
+    need_device();
     cudaStream_t made;
     NIBBLE_CUDA_CHECK(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
     return made;
@@ -117,13 +127,10 @@ bool untouched(const T& value) {
   return true;
 }
 
-/// Runs the tests of one group (all without an argument). \return 0 good, 1 failed, 4 no device
+/// Runs the tests of one group (all without an argument). \return 0 good, 1 failed; ends with 4 without a
+/// device
 inline int run(int argc, char** argv) {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("skipped: no CUDA device\n");
-    return 4;
-  }
+  need_device();
   const std::string group = argc > 1 ? argv[1] : "";
   int count = 0;
   for (const test& t : tests()) {
