@@ -18,12 +18,13 @@ struct device_probe {
 
 /// "X is sm_89, which this build has no code for", and how to build some, where nibble has any.
 [[nodiscard]] inline std::string missing_architecture(const std::string& name, int compute_capability) {
-  const std::string number = std::to_string(compute_capability);
-  std::string text = name + " is sm_" + number + ", which this build has no code for; ";
+  const std::string text =
+      name + " is sm_" + std::to_string(compute_capability) + ", which this build has no code for; ";
+  int best = 0;
   for (const nibble::device_class& one : nibble::device_classes)
-    if (nibble::runs_on(one, compute_capability))
-      return text + "build with -DCMAKE_CUDA_ARCHITECTURES=" + number + (compute_capability >= 90 ? "a" : "");
-  return text + "nibble has kernels for sm_80, 86, 87, 89, 90, 100 and 120";
+    if (nibble::runs_on(one, compute_capability)) best = one.architecture;  // they are in ascending order
+  if (best == 0) return text + "nibble has kernels for sm_80, 86, 87, 89, 90, 100 and 120";
+  return text + "build with -DCMAKE_CUDA_ARCHITECTURES=" + std::to_string(best) + (best >= 90 ? "a" : "");
 }
 
 /// Looks at the current CUDA device. Makes no context where there is no usable one.

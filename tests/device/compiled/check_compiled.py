@@ -45,7 +45,9 @@ def check_log(log, most_local_bytes):
             kernels += 1
             # The spilled bytes are part of the frame.
             frame = int(re.match(r"\s*(\d+) bytes stack frame", line)[1])
-            spilling += frame > 0
+            if frame > 0:
+                spilling += 1
+                print(f"{frame} bytes of local memory: {name}")
             if frame > most_local_bytes:
                 bad.append(f"{name}: {line.strip()}")
         elif "serialized" in line:
@@ -114,7 +116,7 @@ def order(nvcc, source, includes):
 
 def arch(name, nvcc, source, includes):
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        compile_to(flags(nvcc, source, includes, name, "-cubin") + ["-DSMALL", f"-DNIBBLE_TEST_DEVICE={CLASSES[name]}"], cubin.name)
+        compile_to(flags(nvcc, source, includes, name, "-cubin") + ["-DSMALL", f"-DNIBBLE_TEST_DEVICE={CLASSES[name]}", "-DNIBBLE_ARCHITECTURE=" + name.rstrip("a")], cubin.name)
     print(f"sm_{name}: assembles")
 
 

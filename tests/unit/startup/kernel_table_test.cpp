@@ -138,6 +138,12 @@ TEST_CASE("kernel report: one line says what is resident") {
   r.kernels[0] = {"gemv", 40, 256, 16, 1024};
   CHECK(r.line() == "1 distinct geometry, 1 kernel resident in 12 ms, 2.0 MiB");
   CHECK(r.table() ==
-        "registers  threads  shared bytes  kernel\n"
-        "       40      256          1040  gemv\n");
+        "registers  threads  shared bytes  local bytes  kernel\n"
+        "       40      256          1040            0  gemv\n");
+  CHECK(r.spilling() == 0);
+  r.kernels.push_back({"prefill", 255, 128, 0, 65536, 48});
+  CHECK(r.local_bytes() == 48);
+  CHECK(r.line().ends_with("; 1 kernel spills up to 48 bytes a thread"));
+  r.kernels.push_back({"fetch", 48, 256, 0, 0, 8});
+  CHECK(r.line().ends_with("; 2 kernels spill up to 48 bytes a thread"));
 }
