@@ -12,4 +12,5 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/nibble-config.cmake.in
                               INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/nibble)
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/nibble-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/nibble-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/nibble-config-version.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/nibble_architectures.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/nibble COMPONENT nibble)

@@ -10,7 +10,7 @@
 
 namespace nibble {
 
-template <delta_shape S, device_class Device>
+template <delta_shape S, device_class Device = default_device>
 inline constexpr auto delta_gates_kernel_of =
     &delta_gates_kernel<Device.dynamic_shared_bytes(), S.hidden, S.channels(), S.value_heads>;
 template <delta_shape S>

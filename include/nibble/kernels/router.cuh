@@ -14,7 +14,7 @@ namespace nibble {
 template <router_shape S, int Rows>
 inline constexpr auto router_decode_kernel_of =
     &router_decode_kernel<Rows, S.hidden, S.experts, S.top_k, S.shared, S.normalise>;
-template <router_shape S, device_class Device>
+template <router_shape S, device_class Device = default_device>
 inline constexpr auto router_prefill_kernel_of =
     &router_prefill_kernel<Device.dynamic_shared_bytes(), S.hidden, S.experts, S.top_k, S.shared,
                            S.normalise>;
