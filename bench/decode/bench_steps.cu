@@ -86,7 +86,6 @@ double median(std::vector<double> values) {
 /// Bytes a decode step cannot avoid: dense weights but for the embedding table, the distinct experts that
 /// uniform routing chooses, keys and values of the context, states read and written.
 double step_bytes(int batch, int context) {
-  using lm = qwen3_moe::causal_lm<config>;
   double bytes = static_cast<double>(qwen3_moe::dense_device_bytes<config>()) -
                  2.0 * c.vocab_size * c.hidden_size + 2.0 * batch * c.hidden_size;
   double missed = 1;
@@ -95,7 +94,6 @@ double step_bytes(int batch, int context) {
   bytes += static_cast<double>(batch) * context * static_cast<double>(qwen3_moe::kv_page_bytes_of(c, kv)) /
            qwen3_moe::device_page_tokens;
   bytes += 2.0 * batch * static_cast<double>(qwen3_moe::state_slot_bytes_of(c));
-  static_cast<void>(sizeof(lm));
   return bytes;
 }
 

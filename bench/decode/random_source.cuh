@@ -24,7 +24,7 @@ class random_model {
 
  public:
   explicit random_model(unsigned seed) : random_(seed) {
-    nibble::for_each_leaf(lm_, [this](const nibble::op_path& path, auto& leaf) { fill(path, leaf); });
+    nibble::for_each_leaf(lm_, [this](const nibble::op_path&, auto& leaf) { fill(leaf); });
   }
 
   [[nodiscard]] qwen3_moe::weight_source<Config> source() {
@@ -35,7 +35,7 @@ class random_model {
       qwen3_moe::dense_weights_writer<Config>(uploader, memory, 0).write(lm);
     };
     made.send_experts = [this](qwen3_moe::device_uploader& uploader, int first, int count, std::byte* to) {
-      constexpr std::size_t slot_bytes = qwen3_moe::experts_shape_of<Config>().slot_bytes();
+      constexpr std::size_t slot_bytes = qwen3_moe::experts_shape_of(Config::value).slot_bytes();
       const int distinct = std::min(count, 16);
       qwen3_moe::send_experts(uploader, lm_, first, distinct, to, 0);
       uploader.finish();
@@ -55,7 +55,7 @@ class random_model {
     };
     if (packed_.empty())
       for (int e = 0; e < 16; ++e) {
-        auto& slot = packed_.emplace_back(qwen3_moe::experts_shape_of<Config>().slot_bytes());
+        auto& slot = packed_.emplace_back(qwen3_moe::experts_shape_of(Config::value).slot_bytes());
         lm_.model.layers.visit(
             0, [&](const auto& layer) { qwen3_moe::pack_expert(layer.mlp.experts[e % c.experts], slot); });
       }
@@ -79,7 +79,7 @@ class random_model {
   }
 
   template <class Leaf>
-  void fill(const nibble::op_path& path, Leaf& leaf) {
+  void fill(Leaf& leaf) {
     if constexpr (Leaf::kind == nibble::leaf_kind::matrix) {
       for (int i = 0; i < Leaf::shape.segments(); ++i) {
         const nibble::geometry part =
@@ -103,7 +103,6 @@ class random_model {
       leaf.data = reinterpret_cast<const std::uint16_t*>(
           codes_of(nibble::matrix(Leaf::rows, Leaf::columns, nibble::weight_format::bf16)).data());
     }
-    static_cast<void>(path);
   }
 
   std::vector<std::uint8_t>& codes_of(const nibble::geometry& part) {

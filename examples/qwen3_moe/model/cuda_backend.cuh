@@ -48,7 +48,6 @@ struct device_experts {
   const float* slot_scales = nullptr;   ///< [slots][3]
   int slot_count = 0;
   const std::int32_t* slot_of = nullptr;  ///< [layers][experts]
-  unsigned* report = nullptr;             ///< experts_params::report
   device_offload offload{};               ///< where not all are resident
 };
 
@@ -69,7 +68,7 @@ class cuda_backend {
       : sizes_(sizes), layout_{sizes.step_tokens, sizes.sequences} {
     options_.stream = stream;
     options_.chain = nibble::chain_of(Device);
-    const device_workspace w = device_workspace_of(c, Kv, shared_joins_routed<Config>(), sizes, Device);
+    const device_workspace w = device_workspace_of(c, Kv, sizes, Device);
     const auto at = [workspace]<class T>(T*& pointer, std::uint64_t offset) {
       pointer = reinterpret_cast<T*>(workspace + offset);
     };
@@ -94,7 +93,6 @@ class cuda_backend {
     at(delta_workspace_, w.delta);
     at(inverse_frequencies_, w.inverse_frequencies);
     at(logits_, w.logits);
-    at(experts.report, w.report);
     at(previous_, w.previous);
   }
 
@@ -284,8 +282,7 @@ class cuda_backend {
       p.m = rows_;
       p.slots = experts.slots, p.slot_scales = experts.slot_scales, p.slot_count = experts.slot_count;
       p.slot_of = experts.slot_of + static_cast<std::ptrdiff_t>(place.layer) * c.experts;
-      p.report = experts.report;
-      if constexpr (shared_joins_routed<Config>()) {
+      if constexpr (shared_joins_routed(c)) {
         const auto& expert = op.shared.shared_expert;
         p.shared_expert = reinterpret_cast<const std::uint8_t*>(expert.gate_up.segments[0].weight);
         p.shared_scales[0] = expert.gate_up.segments[0].global_scale;

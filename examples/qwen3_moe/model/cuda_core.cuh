@@ -166,7 +166,7 @@ class cuda_core {
   }
   [[nodiscard]] std::byte* workspace() const { return workspace_.data(); }
   [[nodiscard]] device_workspace workspace_layout() const {
-    return device_workspace_of(c, Kv, shared_joins_routed<Config>(), sizes_, Device);
+    return device_workspace_of(c, Kv, sizes_, Device);
   }
 
  private:

@@ -30,7 +30,7 @@ struct cuda_shapes {
   static constexpr nibble::attention_policy attention_policy = nibble::select_attention(attention, Device);
   static constexpr nibble::delta_shape delta = delta_shape_of(c);
   static constexpr nibble::router_shape router = router_shape_of(c);
-  static constexpr nibble::moe::experts_shape experts = experts_shape_of<Config>();
+  static constexpr nibble::moe::experts_shape experts = experts_shape_of(Config::value);
   static constexpr nibble::moe::residency_shape residency{c.layers, c.experts, c.experts_per_token};
 };
 
@@ -140,7 +140,7 @@ struct cuda_families {
   using delta = delta_part<Config, (c.delta_layers() > 0)>;
 
   /// A shared expert whose form differs from the routed ones has matrices of its own.
-  static constexpr bool separate_shared = c.shared_intermediate > 0 && !shared_joins_routed<Config>();
+  static constexpr bool separate_shared = c.shared_intermediate > 0 && !shared_joins_routed(c);
   template <class C, bool Separate>
   struct shared_part {
     using type = nibble::kernel_table<>;

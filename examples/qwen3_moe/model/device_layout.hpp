@@ -68,19 +68,15 @@ template <class Op>
 
 /// The routed experts of a model. `shared`: the shared expert has their shape and format and joins their
 /// kernels.
-template <class Config>
-[[nodiscard]] constexpr bool shared_joins_routed() {
-  constexpr const model_config& c = Config::value;
+[[nodiscard]] constexpr bool shared_joins_routed(const model_config& c) {
   return c.shared_intermediate == c.expert_intermediate && c.shared_intermediate > 0 &&
          c.formats.shared_gate_up == c.formats.expert_gate_up &&
          c.formats.shared_down == c.formats.expert_down;
 }
 
-template <class Config>
-[[nodiscard]] constexpr nibble::moe::experts_shape experts_shape_of() {
-  constexpr const model_config& c = Config::value;
-  return {c.hidden_size,       c.expert_intermediate,         c.experts,
-          c.experts_per_token, shared_joins_routed<Config>(), c.formats.expert_gate_up};
+[[nodiscard]] constexpr nibble::moe::experts_shape experts_shape_of(const model_config& c) {
+  return {c.hidden_size,       c.expert_intermediate,  c.experts,
+          c.experts_per_token, shared_joins_routed(c), c.formats.expert_gate_up};
 }
 
 /// Bytes of everything but the routed experts.

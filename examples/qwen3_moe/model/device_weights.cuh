@@ -228,7 +228,7 @@ template <class Config>
 void send_experts(device_uploader& uploader, const causal_lm<Config>& lm, int first, int count, std::byte* to,
                   int threads) {
   constexpr const model_config& c = Config::value;
-  constexpr std::size_t slot_bytes = experts_shape_of<Config>().slot_bytes();
+  constexpr std::size_t slot_bytes = experts_shape_of(Config::value).slot_bytes();
   const int most = static_cast<int>(std::max<std::size_t>(1, device_uploader::capacity_bytes / slot_bytes));
   for (int done = 0; done < count;) {
     const int piece = std::min(most, count - done);

@@ -82,7 +82,7 @@ struct device_sizes {
 struct device_workspace {
   std::uint64_t step_words, page_table, hidden, normed, projected, mixed;
   std::uint64_t expert_ids, expert_weights, shared_weights, expert_h, experts, shared_h;
-  std::uint64_t router, attention, delta, inverse_frequencies, logits, report;
+  std::uint64_t router, attention, delta, inverse_frequencies, logits;
   std::uint64_t sampling, sampling_rows, sampled;                 ///< of one step's draws
   std::uint64_t seen, allowed, bias, drawn, previous, forbidden;  ///< of every slot
   nibble::attention_workspace attention_layout;
@@ -96,7 +96,7 @@ inline constexpr int most_device_biases = 512;
 [[nodiscard]] constexpr int logit_stride_of(const model_config& c) { return (c.vocab_size + 3) / 4 * 4; }
 
 [[nodiscard]] constexpr device_workspace device_workspace_of(const model_config& c, nibble::kv_format kv,
-                                                             bool joined_shared, const device_sizes& sizes,
+                                                             const device_sizes& sizes,
                                                              nibble::device_class device) {
   device_workspace w{};
   const auto take = [&w](std::uint64_t bytes) {
@@ -120,16 +120,14 @@ inline constexpr int most_device_biases = 512;
   w.expert_ids = take(4 * rows * static_cast<unsigned>(c.experts_per_token));
   w.expert_weights = take(4 * rows * static_cast<unsigned>(c.experts_per_token));
   w.shared_weights = take(4 * rows);
-  const nibble::moe::experts_shape experts{c.hidden_size, c.expert_intermediate,
-                                           c.experts,     c.experts_per_token,
-                                           joined_shared, c.formats.expert_gate_up};
+  const nibble::moe::experts_shape experts = experts_shape_of(c);
   w.expert_h =
       take(2 * rows * static_cast<unsigned>(experts.groups()) * static_cast<unsigned>(experts.inner));
   w.experts_bytes = sizes.step_tokens <= nibble::moe::max_tokens
                         ? 0
                         : nibble::moe::workspace_of(experts, sizes.step_tokens).bytes;
   w.experts = take(w.experts_bytes);
-  w.shared_h = matrix(joined_shared ? 0 : c.shared_intermediate);
+  w.shared_h = matrix(experts.shared ? 0 : c.shared_intermediate);
   w.router = take(nibble::router_workspace_bytes(router_shape_of(c)));
   const auto attention = attention_shape_of(c, kv);
   w.attention_layout =
@@ -140,7 +138,6 @@ inline constexpr int most_device_biases = 512;
                      : nibble::delta_prefill_workspace_bytes(delta_shape_of(c), sizes.step_tokens));
   w.inverse_frequencies = take(4 * static_cast<unsigned>(c.rotary_dim / 2));
   w.logits = take(4 * logit_rows * static_cast<unsigned>(logit_stride_of(c)));
-  w.report = take(4 * static_cast<unsigned>(nibble::moe::report_words(experts)));
   w.sampling = take(nibble::sampling_workspace_bytes(c.vocab_size, sizes.logit_rows));
   w.sampling_rows = take(sizeof(nibble::sampling_row) * logit_rows);
   w.sampled = take(sizeof(nibble::sampled_row) * logit_rows);

@@ -162,19 +162,17 @@ TEST_CASE("a model's bytes from its configuration are those of its type") {
 TEST_CASE("the parts of the workspace follow each other without overlap, and grow with every limit") {
   const model_config& c = compiled::qwen3_6_35b_a3b::value;
   const auto bytes = [&](int step, int running, int context) {
-    return device_workspace_of(c, nibble::kv_format::bf16, true, device_sizes_of(step, running, context),
+    return device_workspace_of(c, nibble::kv_format::bf16, device_sizes_of(step, running, context),
                                nibble::h200)
         .bytes;
   };
-  const auto w =
-      device_workspace_of(c, nibble::kv_format::bf16, true, device_sizes_of(512, 4, 4096), nibble::h200);
+  const auto w = device_workspace_of(c, nibble::kv_format::bf16, device_sizes_of(512, 4, 4096), nibble::h200);
   const std::uint64_t starts[] = {
       w.step_words, w.page_table, w.hidden,         w.normed,         w.projected,
       w.mixed,      w.expert_ids, w.expert_weights, w.shared_weights, w.expert_h,
       w.experts,    w.router,     w.attention,      w.delta,          w.inverse_frequencies,
-      w.logits,     w.report,     w.sampling,       w.sampling_rows,  w.sampled,
-      w.seen,       w.allowed,    w.bias,           w.drawn,          w.previous,
-      w.forbidden};
+      w.logits,     w.sampling,   w.sampling_rows,  w.sampled,        w.seen,
+      w.allowed,    w.bias,       w.drawn,          w.previous,       w.forbidden};
   std::uint64_t before = 0;
   for (const auto start : starts) {
     CHECK(start % 256 == 0);
@@ -184,7 +182,7 @@ TEST_CASE("the parts of the workspace follow each other without overlap, and gro
   CHECK(w.bytes > before);
   CHECK(w.hidden - w.page_table >= 4u * 4 * 256);
   CHECK(w.normed - w.hidden >= 2u * 512 * 2048);
-  CHECK(w.report - w.logits >= 4u * 8 * 248320);
+  CHECK(w.sampling - w.logits >= 4u * 8 * 248320);
   CHECK(bytes(1024, 4, 4096) > bytes(512, 4, 4096));
   CHECK(bytes(512, 16, 4096) > bytes(512, 4, 4096));
   CHECK(bytes(512, 4, 131072) > bytes(512, 4, 4096));
