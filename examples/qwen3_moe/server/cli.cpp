@@ -125,10 +125,9 @@ CLI::Option* add_size_option(CLI::App& command, const std::string& name, std::ui
 // How a GPU's memory is split; what is not given follows from the memory there is.
 void add_memory_options(CLI::App& command, load_options& options) {
   command
-      .add_option(
-          "--context", options.context_tokens,
-          "Longest prompt and answer together, in tokens; 0 means what the model was made for, at most "
-          "32768")
+      .add_option("--context", options.context_tokens,
+                  "Longest prompt and answer together, in tokens; 0 means what the model was made for: on "
+                  "the CPU at most 32768, on a GPU what its memory holds")
       ->check(between(0, 1 << 24))
       ->capture_default_str();
   command.add_option("--expert-slots", options.cuda.expert_slots, "Experts that are resident on the GPU")
