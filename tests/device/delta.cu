@@ -378,7 +378,7 @@ void cuts(std::uint64_t seed, int length, const std::vector<std::vector<int>>& w
   for (std::size_t way = 0; way <= ways.size(); ++way) {
     layer l(S, seed + 1, true);
     for (int s = 0; s < slots; ++s) l.clear<S>(s);
-    NIBBLE_CUDA_CHECK(cudaMemset(r.d_out.data(), 0xFF, r.d_out.bytes()));
+    NIBBLE_CUDA_CHECK(cudaMemsetAsync(r.d_out.data(), 0xFF, r.d_out.bytes(), device_test::stream()));
     const bool decoded = way == ways.size();
     std::vector<int> pieces = decoded ? std::vector<int>(static_cast<std::size_t>(length), 1) : ways[way];
     int done = 0;

@@ -94,7 +94,7 @@ class buffer {
     poison();
   }
   explicit buffer(const std::vector<T>& values) : buffer(values.size()) {
-    NIBBLE_CUDA_CHECK(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice));
+    NIBBLE_CUDA_CHECK(cudaMemcpyAsync(data_, values.data(), bytes(), cudaMemcpyHostToDevice, stream()));
   }
   buffer(const buffer&) = delete;
   buffer& operator=(const buffer&) = delete;

@@ -58,7 +58,7 @@ struct routers {
         d_gate(gate),
         d_norm(norm),
         workspace(router_workspace_bytes(S)) {
-    NIBBLE_CUDA_CHECK(cudaMemset(workspace.data(), 0, workspace.bytes()));
+    NIBBLE_CUDA_CHECK(cudaMemsetAsync(workspace.data(), 0, workspace.bytes(), device_test::stream()));
     NIBBLE_GOOD(family::for_each_kernel([](auto kernel, int threads, std::size_t shared, const char* name) {
       kernel_info info;
       const status s = prepare(kernel, threads, shared, name, &info);
@@ -144,7 +144,8 @@ struct routers {
     // NaN in a row: valid ids, NaN weights, and only there.
     std::vector<std::uint16_t> bad = hidden;
     bad[ldh + 7] = 0x7FC0;
-    NIBBLE_CUDA_CHECK(cudaMemcpy(d_hidden.data(), bad.data(), 2 * bad.size(), cudaMemcpyHostToDevice));
+    NIBBLE_CUDA_CHECK(cudaMemcpyAsync(d_hidden.data(), bad.data(), 2 * bad.size(), cudaMemcpyHostToDevice,
+                                      device_test::stream()));
     for (const bool prefill : {false, true}) {
       const routed got = run(3, 0, prefill);
       for (int k = 0; k < S.top_k; ++k) {
