@@ -101,7 +101,7 @@ TEST_CASE("a placement makes what it is asked for resident and keeps what it use
   }
 }
 
-TEST_CASE("exactly as many slots as a token asks for, and one fewer", "[residency]") {
+TEST_CASE("C100: exactly as many slots as a token asks for, and one fewer", "[residency]") {
   const residency_shape shape{2, 16, 8};
   host_residency exact(shape, 8), fewer(shape, 7);
   const std::vector<std::int32_t> a{0, 1, 2, 3, 4, 5, 6, 7}, b{8, 9, 10, 11, 12, 13, 14, 15};
