@@ -6,9 +6,9 @@
 #include "kernel_test.hpp"
 
 using namespace kernel_test;
+using nibble::weight_format;
 using nibble::host::expert_weights;
 using nibble::host::thread_pool;
-using nibble::weight_format;
 using nibble::ref::widen;
 
 namespace {

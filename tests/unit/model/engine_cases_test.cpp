@@ -83,3 +83,24 @@ TEST_CASE("C098: after the longest request that is allowed a short one is answer
   static_cast<void>(answers(model->runner(), {request_of(4, 190, 2)}, counters));
   CHECK(answers(model->runner(), {request_of(3, 12, 10)}, counters) == first);
 }
+
+TEST_CASE(
+    "C096: prompts that begin alike are answered as by a fresh model: no state is reused with another's "
+    "keys") {
+  const auto model = load(2 * 192);
+  const generation_request first = request_of(5, 150, 8);
+  auto longer = first, other = first;
+  longer.prompt.push_back(77);
+  other.prompt.resize(140);
+  for (std::int32_t i = 0; i < 10; ++i) other.prompt.push_back(1000 + i);
+  engine_counters counters;
+  std::vector<std::vector<std::int32_t>> fresh;
+  for (const auto& r : {first, longer, other})
+    fresh.push_back(answers(load(2 * 192)->runner(), {r}, counters)[0]);
+  for (int round = 0; round < 2; ++round) {
+    CHECK(answers(model->runner(), {first}, counters)[0] == fresh[0]);
+    CHECK(answers(model->runner(), {longer}, counters)[0] == fresh[1]);
+    CHECK(answers(model->runner(), {other}, counters)[0] == fresh[2]);
+    CHECK(answers(model->runner(), {first, other}, counters) == std::vector{fresh[0], fresh[2]});
+  }
+}

@@ -152,6 +152,19 @@ TEST_CASE("protected experts stay", "[residency]") {
   REQUIRE(r.counts().good());
 }
 
+TEST_CASE("C102: with every slot protected a miss is counted, and no slot changes hands", "[residency]") {
+  const residency_shape shape{2, 8, 2};
+  host_residency r(shape, 4);
+  static_cast<void>(r.place(decode(0, {0, 1})));
+  static_cast<void>(r.place(decode(1, {2, 3})));
+  for (const int number : {0, 1, 8 + 2, 8 + 3}) r.protect(number);
+  const std::vector<std::int32_t> before(r.slot_of().begin(), r.slot_of().end());
+  REQUIRE(r.place(decode(0, {4, 5})).demand.empty());
+  REQUIRE(std::equal(before.begin(), before.end(), r.slot_of().begin()));
+  REQUIRE(r.counts().unplaced == 2);
+  REQUIRE_FALSE(r.counts().good());  // the step fails: nothing computes with another expert's bytes
+}
+
 TEST_CASE("guesses are few, likeliest first, and spare the layer that computes", "[residency]") {
   const residency_shape shape{3, 16, 4};
   host_residency r(shape, 6);

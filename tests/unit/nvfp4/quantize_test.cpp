@@ -95,7 +95,8 @@ TEST_CASE("C014: NVFP4: zeros stay zeros") {
   for (const float v : nvfp4::dequantize(q)) CHECK(v == 0.0f);
 }
 
-TEST_CASE("C015: NVFP4: block scales clamp to [2^-9, 448] and elements are rounded against the stored scale") {
+TEST_CASE(
+    "C015: NVFP4: block scales clamp to [2^-9, 448] and elements are rounded against the stored scale") {
   // Global scale 1: a block's scale is a sixth of its largest value.
   CHECK(nvfp4::block_scale_of(6 * 0.0009f, 1.0f) == 0x01);
   CHECK(nvfp4::block_scale_of(6 * 0.00195f, 1.0f) == 0x01);
