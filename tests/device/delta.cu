@@ -461,6 +461,11 @@ const bool added[] = {
                        prefill_sequences<narrow>(22, {4, 1, 1});
                        prefill_sequences<full>(23, {3, 35});
                      }),
+    device_test::add("prefill", "C093, C095: the last piece of every length",
+                     [] {
+                       prefill_sequences<tiny>(40, {1, 2, 3, 4, 31, 32, 33, 63});
+                       prefill_sequences<tiny>(41, {64, 65, 95, 96, 97, 127, 128, 129});
+                     }),
     device_test::add("prefill", "cuts of a prompt",
                      [] {
                        cuts<tiny>(30, 75, {{75}, {1, 3, 4, 33, 34}, {2, 1, 72}, {64, 11}});

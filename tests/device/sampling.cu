@@ -352,7 +352,8 @@ const bool added[] = {
     device_test::add("small", "one chunk", [] { against_reference<2048>(1, 2); }),
     device_test::add("small", "odd", [] { against_reference<4999>(2, 2); }),
     device_test::add("small", "greedy", [] { greedy_only<4999>(4), greedy_only<2048>(5); }),
-    device_test::add("small", "no distribution", [] { no_distribution<2048>(), no_distribution<6001>(); }),
+    device_test::add("small", "C016: no distribution",
+                     [] { no_distribution<2048>(), no_distribution<6001>(); }),
     device_test::add("full", "248320 tokens", [] { against_reference<248320>(3, 1); }),
     device_test::add("full", "greedy", [] { greedy_only<248320>(6); }),
 };
