@@ -11,9 +11,9 @@
 
 namespace nibble {
 
-template <router_shape S, int Rows>
+template <router_shape S, int Rows, bool Staged>
 inline constexpr auto router_decode_kernel_of =
-    &router_decode_kernel<Rows, S.hidden, S.experts, S.top_k, S.shared, S.normalise>;
+    &router_decode_kernel<Rows, Staged, S.hidden, S.experts, S.top_k, S.shared, S.normalise>;
 template <router_shape S, device_class Device = default_device>
 inline constexpr auto router_prefill_kernel_of =
     &router_prefill_kernel<Device.dynamic_shared_bytes(), S.hidden, S.experts, S.top_k, S.shared,
@@ -74,6 +74,14 @@ struct router_family {
   }
 
  private:
+  /// Up to 8 rows, where a block has the memory for the weights beside them.
+  template <int Rows>
+  static constexpr bool staged = Rows <= 8 &&
+                                 router_plan<Shape.hidden, Rows, Shape.tiles(), true>::shared_bytes <=
+                                     std::min(Device.dynamic_shared_bytes(), 116 * 1024);
+  template <int Rows>
+  using decode_plan = router_plan<Shape.hidden, Rows, Shape.tiles(), staged<Rows>>;
+
   static status launch_turns(params p, const launch_options& options) {
     status s;
     for (int left = p.rows; left > 0 && s.ok(); left -= p.rows) {
@@ -97,17 +105,17 @@ struct router_family {
   }
   template <int Rows, class Visit>
   static status visit_decode(Visit& visit) {
-    using plan = router_plan<Shape.hidden, Rows, Shape.tiles()>;
+    using plan = decode_plan<Rows>;
     static_assert(plan::shared_bytes <= Device.dynamic_shared_bytes(),
                   "a block of this architecture has too little shared memory for the router's rows");
-    return visit(router_decode_kernel_of<Shape, Rows>, plan::threads,
+    return visit(router_decode_kernel_of<Shape, Rows, staged<Rows>>, plan::threads,
                  static_cast<std::size_t>(plan::shared_bytes), "router_decode");
   }
   template <int Rows>
   static status decode(const params& p, const launch_options& options) {
-    using plan = router_plan<Shape.hidden, Rows, Shape.tiles()>;
+    using plan = decode_plan<Rows>;
     return nibble::launch(
-        router_decode_kernel_of<Shape, Rows>,
+        router_decode_kernel_of<Shape, Rows, staged<Rows>>,
         dim3(static_cast<unsigned>(Shape.tiles()), static_cast<unsigned>((p.rows + Rows - 1) / Rows)),
         plan::threads, plan::shared_bytes, options, name, p);
   }

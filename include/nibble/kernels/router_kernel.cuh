@@ -58,7 +58,9 @@ __device__ __forceinline__ void take_signals(float* to, float* from) {
 }  // namespace device
 
 /// Sizes of the kernel for few rows: a block per 16 experts, its warps split K.
-template <int Hidden, int Rows, int Tiles>
+/// \tparam Staged weights wait in shared memory: in registers they would keep a block from starting beside
+/// the kernel before
+template <int Hidden, int Rows, int Tiles, bool Staged>
 struct router_plan {
   static constexpr int k_tiles = Hidden / 128;
   static constexpr int warps = [] {
@@ -74,16 +76,18 @@ struct router_plan {
   static constexpr int row_bytes = 2 * Hidden + 64;  ///< 64: eight tokens' lanes meet no bank twice
   static constexpr int sums_bytes = 2 * k_tiles * token_tiles * 512;
   static constexpr int logits_bytes = (warps < Rows ? warps : Rows) * Tiles * 64;  ///< in the sums' place
-  static constexpr int shared_bytes =
-      Rows * row_bytes + (sums_bytes > logits_bytes ? sums_bytes : logits_bytes);
+  static constexpr int sums_and_logits_bytes = sums_bytes > logits_bytes ? sums_bytes : logits_bytes;
+  static constexpr int weights_bytes = Staged ? 32 * Hidden : 0;
+  static constexpr int shared_bytes = Rows * row_bytes + sums_and_logits_bytes + weights_bytes;
 };
 
-template <int Rows, int Hidden, int Experts, int TopK, bool Shared, bool Normalise>
-__global__ __launch_bounds__(router_plan<Hidden, Rows, (Experts + 15) / 16 + (Shared ? 1 : 0)>::threads,
-                             1) void router_decode_kernel(const __grid_constant__ router_params p) {
+template <int Rows, bool Staged, int Hidden, int Experts, int TopK, bool Shared, bool Normalise>
+__global__ __launch_bounds__(
+    router_plan<Hidden, Rows, (Experts + 15) / 16 + (Shared ? 1 : 0), Staged>::threads,
+    Staged ? 2 : 1) void router_decode_kernel(const __grid_constant__ router_params p) {
   using namespace device;
   constexpr int expert_tiles = (Experts + 15) / 16, tiles = expert_tiles + (Shared ? 1 : 0), ldl = 16 * tiles;
-  using plan = router_plan<Hidden, Rows, tiles>;
+  using plan = router_plan<Hidden, Rows, tiles, Staged>;
   extern __shared__ __align__(128) std::uint8_t shared[];
   __shared__ float squares[Rows][plan::parts];
   auto* const sums = reinterpret_cast<float*>(shared + Rows * plan::row_bytes);
@@ -92,8 +96,11 @@ __global__ __launch_bounds__(router_plan<Hidden, Rows, (Experts + 15) / 16 + (Sh
   const int count = min(Rows, p.rows - base);
   const bool is_gate = Shared && tile == expert_tiles;
 
-  // Before the wait: this warp's weights, and the norm's.
-  weight_run w[plan::tiles_warp][4];
+  // Before the wait: this warp's weights, each lane's where it will look for them, and the norm's.
+  weight_run w[Staged ? 1 : plan::tiles_warp][4];
+  const std::uint32_t own_weights =
+      shared_address(shared + Rows * plan::row_bytes + plan::sums_and_logits_bytes) +
+      warp * plan::tiles_warp * 4096 + 16 * lane;
   {
     const auto row_of = [&](int r) {
       return is_gate ? p.gate
@@ -106,8 +113,14 @@ __global__ __launch_bounds__(router_plan<Hidden, Rows, (Experts + 15) / 16 + (Sh
 #pragma unroll
       for (int run = 0; run < 4; ++run) {
         const int k = 128 * (warp * plan::tiles_warp + i) + 32 * run;
-        w[i][run] = {load_weights(upper + k), load_weights(lower + k)};
+        if constexpr (Staged) {
+          copy_async(own_weights + (i * 4 + run) * 1024, upper + k, true);
+          copy_async(own_weights + (i * 4 + run) * 1024 + 512, lower + k, true);
+        } else {
+          w[i][run] = {load_weights(upper + k), load_weights(lower + k)};
+        }
       }
+    if constexpr (Staged) commit_copies();
   }
   norm_weights weights;
   constexpr bool same_part = plan::warps % plan::parts == 0 || plan::tasks == 1;
@@ -138,7 +151,7 @@ __global__ __launch_bounds__(router_plan<Hidden, Rows, (Experts + 15) / 16 + (Sh
     if constexpr (!same_part) weights.load(p.norm + 256 * part + 8 * lane, p.zero_centred);
     const uint4 y = weights.apply(x[j], norm_factor<plan::parts>(squares[row], p.eps));
     *reinterpret_cast<uint4*>(shared + row * plan::row_bytes + 2 * (256 * part + 8 * lane)) = y;
-    if (row % static_cast<int>(gridDim.x) == tile)
+    if (row % tiles == tile)
       *reinterpret_cast<uint4*>(p.normed + static_cast<std::size_t>(base + row) * p.ldn + 256 * part +
                                 8 * lane) = y;
   }
@@ -146,6 +159,12 @@ __global__ __launch_bounds__(router_plan<Hidden, Rows, (Experts + 15) / 16 + (Sh
 
   // Runs of 64 columns; sums lie by run, then as the instruction leaves them. A tile's two runs go in turns.
   {
+    if constexpr (Staged) wait_for_copies<0>();
+    const auto weights_of = [&](int i, int run) {
+      if constexpr (!Staged) return w[i][run];
+      const std::uint32_t at = own_weights + (i * 4 + run) * 1024;
+      return weight_run{load_shared(at), load_shared(at + 512)};
+    };
     std::uint32_t row[plan::token_tiles];
 #pragma unroll
     for (int n = 0; n < plan::token_tiles; ++n)
@@ -162,7 +181,8 @@ __global__ __launch_bounds__(router_plan<Hidden, Rows, (Experts + 15) / 16 + (Sh
 #pragma unroll
       for (int run = 0; run < 2; ++run)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) multiply_run(c[half], w[i][2 * half + run], y[2 * half + run]);
+        for (int half = 0; half < 2; ++half)
+          multiply_run(c[half], weights_of(i, 2 * half + run), y[2 * half + run]);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
 #pragma unroll
