@@ -41,6 +41,9 @@ struct load_options {
   int context_tokens = 0;        ///< longest sequence; 0: what the model was made for, at most 32768
   int max_running = 8;           ///< sequences at once
   int step_tokens = 512;         ///< most tokens in one step
+  /// The same on a GPU that does not hold all experts, if it is more: each step of a long prompt fetches
+  /// nearly all that are missing.
+  int fetching_step_tokens = 2048;
   bool fewer_may_run = true;     ///< on a GPU with little memory max_running may become smaller
   bool steps_may_shrink = true;  ///< and so may step_tokens
   int page_tokens = 16;

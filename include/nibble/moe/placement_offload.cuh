@@ -28,16 +28,16 @@
 namespace nibble::moe {
 
 /// Tables, slots and the way experts come. The slots' memory and the store belong to the caller and outlive
-/// it. One step at a time.
+/// it. One stream at a time; any number of steps may be under way on it.
 ///
 ///     expert_offload<shape> offload(store, slots, 5000, 10240, worth, stream);
 ///     …  for each layer of a step, after the router:
 ///     status s = offload.bring(layer, ids, rows, place_mode::decode, options);   launches only; captured
 ///     …  with the step's last copies:
-///     offload.ask_for_counts(stream);
-///     …  once the stream is through:
-///     if (const std::string what = offload.failure(stream); !what.empty())  the requests of the step end
-///     with it
+///     s = offload.read_counts(counts, stream);                                   and generation() is noted
+///     …  once these have come:
+///     if (const std::string what = offload.failure(*counts, generation, stream); !what.empty())
+///       the requests of the step end with it
 template <residency_shape Shape>
 class expert_offload {
  public:
@@ -50,10 +50,7 @@ class expert_offload {
   /// threads; null: from the store. Throws device_error, out_of_memory, error.
   expert_offload(const expert_store& store, std::byte* slots, int slot_count, int most_slots,
                  std::span<const std::uint32_t> worth, cudaStream_t stream, fetch_server::reader read = {})
-      : store_(store),
-        slots_(slots),
-        tables_(Shape, most_slots, store.scales()),
-        counts_copy_(sizeof(residency_counts)) {
+      : store_(store), slots_(slots), tables_(Shape, most_slots, store.scales()) {
     if (store.count() != Shape.total())
       throw error("expert offload: the store has another number of experts");
     if (store.locked() < store.count()) {
@@ -128,44 +125,52 @@ class expert_offload {
   /// slot_of, slot_scales and slot_count for the experts' kernels.
   [[nodiscard]] residency_view tables() const { return tables_.view(); }
 
-  /// Copies the counts behind what the stream has; never waits.
-  [[nodiscard]] status ask_for_counts(cudaStream_t stream) {
-    return runtime_status(cudaMemcpyAsync(counts_copy_.data(), tables_.view().counts,
-                                          sizeof(residency_counts), cudaMemcpyDeviceToHost, stream),
-                          where, "the counts could not be read");
+  /// Slots that are open, and that can ever be.
+  [[nodiscard]] int slot_count() const { return open_slots_; }
+  [[nodiscard]] int most_slots() const { return tables_.slot_count(); }
+  /// Whether some experts come through host threads because their memory is not page-locked.
+  [[nodiscard]] bool staged() const { return server_ != nullptr; }
+
+  /// Copies the counts behind what the stream has; never waits. \param to page-locked
+  [[nodiscard]] status read_counts(residency_counts* to, cudaStream_t stream) const {
+    return runtime_status(
+        cudaMemcpyAsync(to, tables_.view().counts, sizeof *to, cudaMemcpyDeviceToHost, stream), where,
+        "the counts could not be read");
   }
-  /// The counts that were asked for, once the stream is through.
-  [[nodiscard]] residency_counts counts() const {
-    residency_counts c;
-    std::memcpy(static_cast<void*>(&c), counts_copy_.data(), sizeof c);
-    return c;
-  }
-  /// Why the step is to be failed, "" for a good one. After a failure nothing is resident but all works
-  /// again. Throws where the device itself has failed.
-  [[nodiscard]] std::string failure(cudaStream_t stream) {
-    const residency_counts c = counts();
-    if (c.good()) return {};
-    std::string text = "the step's experts could not all be had:";
-    if (c.failed > 0) {
-      const std::string why = server_ != nullptr ? server_->take_failure() : "";
-      text += " " + std::to_string(c.failed) + " could not be read" + (why.empty() ? "" : " (" + why + ")");
+  /// How often failures were repaired. To be noted when a step is launched.
+  [[nodiscard]] std::uint64_t generation() const { return generation_; }
+  /// Why a step is to be failed, "" for a good one. After a failure nothing is resident but all works again.
+  /// Every step that was launched before the repair fails too: it may have used an expert that never came.
+  /// Waits for the stream where there is something to repair. Throws where the device itself has failed.
+  /// \param after the step's read_counts  \param launched_in generation() when it was launched
+  [[nodiscard]] std::string failure(const residency_counts& after, std::uint64_t launched_in,
+                                    cudaStream_t stream) {
+    if (after.good()) return {};
+    if (launched_in == generation_) {
+      drain(stream);  // a step behind may still be asking the server
+      host_residency host = tables_.get(stream);
+      repair(host);
+      tables_.set(host, stream);
     }
-    if (c.unplaced > 0)
-      text += " " + std::to_string(c.unplaced) +
+    std::string text = "the step's experts could not all be had:";
+    if (after.failed > 0)
+      text +=
+          " " + std::to_string(after.failed) + " could not be read" + (why_.empty() ? "" : " (" + why_ + ")");
+    if (after.unplaced > 0)
+      text += " " + std::to_string(after.unplaced) +
               " found no slot: the step has more tokens than the slots can serve";
-    if (c.bad_ids > 0) text += " " + std::to_string(c.bad_ids) + " ids were out of range";
-    if (server_ != nullptr) server_->reset();
-    host_residency host = tables_.get(stream);
-    host.forget_all();
-    tables_.set(host, stream);
-    *reinterpret_cast<residency_counts*>(counts_copy_.data()) = {};
+    if (after.bad_ids > 0) text += " " + std::to_string(after.bad_ids) + " ids were out of range";
     return text;
   }
 
   /// Opens or closes slots. Closing comes before their memory goes, opening after it has come. Graphs that
-  /// were captured stay valid.
+  /// were captured stay valid. Waits for the stream; counts begin at zero.
   void resize(int slot_count, cudaStream_t stream) {
+    drain(stream);
+    const bool good = tables_.counts(stream).good();
     host_residency host = tables_.get(stream);
+    // A step that nobody has asked about yet left experts that never came.
+    if (!good) repair(host);
     host.resize(slot_count);
     tables_.set(host, stream);
     open_slots_ = slot_count;
@@ -183,7 +188,16 @@ class expert_offload {
     require(bring_experts(store_, entries, slots_, stream));
     tables_.set(host, stream);
     open_slots_ = host.slot_count();
-    *reinterpret_cast<residency_counts*>(counts_copy_.data()) = {};
+  }
+  static void drain(cudaStream_t stream) {
+    require(runtime_status(cudaStreamSynchronize(stream), where, "work on the stream failed"));
+  }
+  /// No one knows which slots hold what. \pre nothing is under way
+  void repair(host_residency& host) {
+    why_ = server_ != nullptr ? server_->take_failure() : "";
+    if (server_ != nullptr) server_->reset();
+    host.forget_all();
+    ++generation_;
   }
 
   [[nodiscard]] place_params placement(int layer, const std::int32_t* ids, int rows, place_mode mode) const {
@@ -222,10 +236,11 @@ class expert_offload {
   const expert_store& store_;
   std::byte* slots_;
   device_residency tables_;
-  pinned_memory counts_copy_;
   std::unique_ptr<fetch_server> server_;
   event placed_, arrived_;
   int open_slots_ = 0;
+  std::uint64_t generation_ = 0;
+  std::string why_;  ///< what the last repair was about
 };
 
 }  // namespace nibble::moe
