@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -46,7 +47,7 @@ template <class Config>
 template <class Config, nibble::kv_format Kv, nibble::device_class Device>
 class cuda_model final : public loaded_model {
  public:
-  cuda_model(const load_request& request, const load_options& options) {
+  cuda_model(const load_request& request, const load_options& options) : log_(options.log) {
     causal_lm<Config> bound;
     const int threads = options.threads;
     // Matrices stay in the files' mapping until they are packed: no second copy in host memory.
@@ -56,9 +57,19 @@ class cuda_model final : public loaded_model {
     nibble::start_options start;
     start.request = plan_request_of(options);
     start.log = [this](std::string_view line) { log(line); };
+    auto source = source_of(bound, threads);
+    source.keeping = options.experts;
+    source.keeping.checkpoint = request.folder;
     runner_ = std::make_unique<cuda_runner<Config, Kv, Device>>(
-        nibble::startup::start<cuda_core<Config, Kv, Device>>(std::move(start), source_of(bound, threads),
+        nibble::startup::start<cuda_core<Config, Kv, Device>>(std::move(start), std::move(source),
                                                               request.max_positions));
+  }
+  ~cuda_model() override {
+    if (runner_ != nullptr) try {
+        runner_->remember_experts();
+      } catch (const std::exception& problem) {
+        log("which experts are in use was not saved: " + std::string(problem.what()));
+      }
   }
 
   [[nodiscard]] model_runner& runner() override { return *runner_; }
@@ -71,6 +82,8 @@ class cuda_model final : public loaded_model {
   void log(std::string_view line) {
     if (runner_ == nullptr)
       notes.emplace_back(line);
+    else if (log_)
+      log_(line);
     else
       std::fprintf(stderr, "qwen3-moe: %.*s\n", static_cast<int>(line.size()), line.data());
   }
@@ -83,6 +96,7 @@ class cuda_model final : public loaded_model {
     });
   }
 
+  std::function<void(std::string_view)> log_;
   std::unique_ptr<cuda_runner<Config, Kv, Device>> runner_;
 };
 
