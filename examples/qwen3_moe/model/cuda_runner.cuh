@@ -48,6 +48,7 @@ class cuda_runner final : public model_runner {
   static constexpr model_config c = Config::value;
 
  public:
+  using config_type = Config;
   using core_type = cuda_core<Config, Kv, Device>;
   using backend_type = typename core_type::backend_type;
   using engine_type = nibble::startup::engine<core_type>;
