@@ -279,6 +279,8 @@ void together(int locked_experts) {
   NIBBLE_CHECK(resident() == 12);
   std::mt19937 random(9);
   const buffer<std::int32_t> ids(64);
+  const pinned_memory counts_memory(sizeof(moe::residency_counts));
+  auto* const counts = counts_memory.as<moe::residency_counts>();
   const auto step = [&](int rows) {
     for (int layer = 0; layer < shape.layers; ++layer) {
       std::vector<std::int32_t> named(static_cast<std::size_t>(rows * shape.top_k));
@@ -288,9 +290,9 @@ void together(int locked_experts) {
       NIBBLE_GOOD(offload.bring(layer, ids.data(), rows, moe::place_mode::decode, chained));
       NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
     }
-    NIBBLE_GOOD(offload.ask_for_counts(device_test::stream()));
+    NIBBLE_GOOD(offload.read_counts(counts, device_test::stream()));
     NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
-    return offload.failure(device_test::stream());
+    return offload.failure(*counts, offload.generation(), device_test::stream());
   };
   const auto* const address = offload.tables().slot_of;
   for (int i = 0; i < 20; ++i) NIBBLE_CHECK(step(1 + i % 3).empty());
@@ -305,6 +307,19 @@ void together(int locked_experts) {
   NIBBLE_CHECK(step(8).find("found no slot") != std::string::npos);
   NIBBLE_CHECK(resident() == 0);
   NIBBLE_CHECK(step(1).empty());
+  // A step behind one that failed, launched before anybody knew: it fails too, and nothing is repaired twice.
+  const auto bad = [&] {
+    moe::residency_counts c;
+    c.unplaced = 1;
+    return c;
+  }();
+  const std::uint64_t before = offload.generation();
+  NIBBLE_CHECK(!offload.failure(bad, before, device_test::stream()).empty());
+  NIBBLE_CHECK(offload.generation() == before + 1 && resident() == 0);
+  NIBBLE_CHECK(step(1).empty());
+  const int kept = resident();
+  NIBBLE_CHECK(kept > 0 && !offload.failure(bad, before, device_test::stream()).empty());
+  NIBBLE_CHECK(offload.generation() == before + 1 && resident() == kept);
   if (locked_experts < shape.total()) {
     fail_at = 47;
     std::string what;

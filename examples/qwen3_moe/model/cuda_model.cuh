@@ -6,7 +6,9 @@
 
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,19 +20,36 @@
 
 namespace qwen3_moe {
 
-/// The weights of a bound checkpoint. Both must live until the start is over.
+/// Once, whichever thread comes first; the others wait.
+class once {
+ public:
+  explicit once(std::function<void()> body) : body_(std::move(body)) {}
+  void operator()() { std::call_once(flag_, body_); }
+
+ private:
+  std::once_flag flag_;
+  std::function<void()> body_;
+};
+
+/// The weights of a bound checkpoint. Both must live until the start is over. \param check_experts called
+/// before the first expert is packed; what it throws ends the start
 template <class Config>
-[[nodiscard]] weight_source<Config> source_of(causal_lm<Config>& bound, int threads) {
+[[nodiscard]] weight_source<Config> source_of(causal_lm<Config>& bound, int threads,
+                                              std::function<void()> check_experts) {
   weight_source<Config> source;
+  const auto checked = std::make_shared<once>(std::move(check_experts));
   source.write_dense = [&bound, threads](device_uploader& uploader, std::byte* memory,
                                          causal_lm<Config>& lm) {
     lm = bound;
     dense_weights_writer<Config>(uploader, memory, threads).write(lm);
   };
-  source.send_experts = [&bound, threads](device_uploader& uploader, int first, int count, std::byte* to) {
+  source.send_experts = [&bound, threads, checked](device_uploader& uploader, int first, int count,
+                                                   std::byte* to) {
+    (*checked)();
     send_experts(uploader, bound, first, count, to, threads);
   };
-  source.pack_expert = [&bound](int number, std::span<std::uint8_t> slot) {
+  source.pack_expert = [&bound, checked](int number, std::span<std::uint8_t> slot) {
+    (*checked)();
     bound.model.layers.visit(number / Config::value.experts, [&](const auto& layer) {
       pack_expert(layer.mlp.experts[number % Config::value.experts], slot);
     });
@@ -50,16 +69,21 @@ class cuda_model final : public loaded_model {
   cuda_model(const load_request& request, const load_options& options) : log_(options.log) {
     causal_lm<Config> bound;
     const int threads = options.threads;
-    // Matrices stay in the files' mapping until they are packed: no second copy in host memory.
-    const auto weights = nibble::load_weights(
-        bound, request.source, request.binding, nibble::load_mode::map,
-        [threads](std::size_t count, const auto& body) { run_in_parallel(count, threads, body); });
+    const nibble::parallel_runner in_parallel = [threads](std::size_t count, const auto& body) {
+      run_in_parallel(count, threads, body);
+    };
+    // Matrices stay in the files' mapping until they are packed: no second copy in host memory. Experts are
+    // looked at only when they are packed, which a start from their cache file does not do.
+    const auto weights = nibble::load_weights(bound, request.source, request.binding, nibble::load_mode::map,
+                                              in_parallel, [](const nibble::io::tensor_slice& slice) {
+                                                return slice.name.find(".experts.") != std::string::npos;
+                                              });
     nibble::start_options start;
     start.request = plan_request_of(options);
     start.log = [this](std::string_view line) { log(line); };
-    auto source = source_of(bound, threads);
+    auto source = source_of(bound, threads, [&] { weights.check_the_rest(in_parallel); });
     source.keeping = options.experts;
-    source.keeping.checkpoint = request.folder;
+    source.keeping.checkpoint = request.source.folder();
     runner_ = std::make_unique<cuda_runner<Config, Kv, Device>>(
         nibble::startup::start<cuda_core<Config, Kv, Device>>(std::move(start), std::move(source),
                                                               request.max_positions));

@@ -77,7 +77,6 @@ struct opened_checkpoint {
 
 /// Loads on the GPU, or says in `why_not` why the host has to do where the choice is free.
 std::unique_ptr<loaded_model> load_on_cuda(const compiled_model& compiled, opened_checkpoint& opened,
-                                           const std::filesystem::path& folder,
                                            const nibble::bind_options& binding, const load_options& options,
                                            std::string& why_not) {
   const auto probe = probe_cuda_device();
@@ -94,7 +93,7 @@ std::unique_ptr<loaded_model> load_on_cuda(const compiled_model& compiled, opene
     return nullptr;
   }
   try {
-    auto model = build->load({opened.source, binding, opened.parsed.max_positions, folder}, options);
+    auto model = build->load({opened.source, binding, opened.parsed.max_positions}, options);
     model->device = "cuda (" + probe.name + ")";
     return model;
   } catch (const nibble::out_of_memory& refused) {
@@ -135,7 +134,7 @@ std::unique_ptr<loaded_model> load_model(const std::filesystem::path& folder, co
   std::unique_ptr<loaded_model> model;
   std::string why_host;
   if (options.device != device_choice::host)
-    model = load_on_cuda(*compiled, opened, folder, binding, options, why_host);
+    model = load_on_cuda(*compiled, opened, binding, options, why_host);
   if (model == nullptr) {
     model = compiled->load(opened.source, binding, limits, options.mode, options.threads);
     model->device = options.device == device_choice::host ? "host, as asked" : "host, because " + why_host;

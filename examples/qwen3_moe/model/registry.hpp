@@ -81,7 +81,6 @@ struct load_request {
   nibble::io::checkpoint& source;
   const nibble::bind_options& binding;
   int max_positions;
-  const std::filesystem::path& folder;
 };
 using cuda_loader = std::unique_ptr<loaded_model> (*)(const load_request& request,
                                                       const load_options& options);
