@@ -42,18 +42,32 @@ constexpr int lanes = static_cast<int>(hn::MaxLanes(f32_tag()));
 constexpr int parts = 16 / lanes;
 static_assert(lanes == 8 || lanes == 16, "eight magnitudes are looked up in one register");
 
-/// The value of a magnitude in bits 6 … 8 of each word, with the sign in bit 15; higher bits do not matter.
-HWY_INLINE vec lower_value(hn::Vec<hn::ScalableTag<std::uint32_t>> pair) {
+using words = hn::Vec<hn::ScalableTag<std::uint32_t>>;
+
+#undef NIBBLE_WIDE_LOOKUP
+#define NIBBLE_WIDE_LOOKUP (HWY_TARGET <= HWY_AVX3)
+
+/// Values of the lower and upper halves of masked pairs: magnitude in bits 6 … 8, sign in bit 15.
+HWY_INLINE void values_of(words pair, vec& lower, vec& upper) {
+#if NIBBLE_WIDE_LOOKUP
+  // Sixteen values in one register; the lookup ignores all but four bits.
+  const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,  //
+                                      -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+  lower = vec{_mm512_permutexvar_ps(hn::Or(hn::ShiftRight<6>(pair), hn::ShiftRight<12>(pair)).raw, table)};
+  upper = vec{_mm512_permutexvar_ps(hn::Or(hn::ShiftRight<22>(pair), hn::ShiftRight<28>(pair)).raw, table)};
+#else
   const f32_tag d;
   const hn::ScalableTag<std::uint32_t> du;
-  HWY_ALIGN static constexpr float magnitudes[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6,
-                                                     0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-  const auto index = hn::And(hn::ShiftRight<6>(pair), hn::Set(du, 7u));
-  const vec value = hn::TableLookupLanes(hn::Load(d, magnitudes), hn::IndicesFromVec(d, index));
-  return hn::Or(value, hn::BitCast(d, hn::And(hn::ShiftLeft<16>(pair), hn::Set(du, 0x8000'0000u))));
-}
-HWY_INLINE vec upper_value(hn::Vec<hn::ScalableTag<std::uint32_t>> pair) {
-  return lower_value(hn::ShiftRight<16>(pair));
+  HWY_ALIGN static constexpr float magnitudes[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  const auto seven = hn::Set(du, 7u), sign = hn::Set(du, 0x8000'0000u);
+  const vec table = hn::Load(d, magnitudes);
+  const auto value = [&](words index, words signs) {
+    const vec found = hn::TableLookupLanes(table, hn::IndicesFromVec(d, hn::And(index, seven)));
+    return hn::Or(found, hn::BitCast(d, hn::And(signs, sign)));
+  };
+  lower = value(hn::ShiftRight<6>(pair), hn::ShiftLeft<16>(pair));
+  upper = value(hn::ShiftRight<22>(pair), pair);
+#endif
 }
 
 /// Lanes of a 16-byte group of scales: for row g (0) or g + 8 (1), plane and part.
@@ -94,9 +108,9 @@ HWY_NOINLINE void row_tile(const std::uint8_t* tile, int k_tiles, const float* c
           const auto pair0 = hn::And(word, mask), pair1 = hn::And(hn::ShiftLeft<6>(word), mask),
                      pair2 = hn::And(hn::Or(hn::ShiftLeft<12>(word), hn::ShiftRight<20>(word)), mask),
                      pair3 = hn::And(hn::Xor(hn::ShiftLeft<2>(word), hn::ShiftRight<6>(word)), mask);
-          const vec w[2][4] = {
-              {lower_value(pair0), upper_value(pair0), lower_value(pair2), upper_value(pair2)},
-              {lower_value(pair1), upper_value(pair1), lower_value(pair3), upper_value(pair3)}};
+          vec w[2][4];
+          values_of(pair0, w[0][0], w[0][1]), values_of(pair2, w[0][2], w[0][3]);
+          values_of(pair1, w[1][0], w[1][1]), values_of(pair3, w[1][2], w[1][3]);
           vec scale[2];
           for (int h = 0; h < 2; ++h) {
             const auto bytes =
