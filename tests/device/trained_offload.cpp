@@ -90,6 +90,20 @@ void check_slot_counts(const std::filesystem::path& folder, const std::string& n
   }
 }
 
+/// KL divergence of two rows of logits, in nats.
+double divergence(const std::vector<float>& p, const std::vector<float>& q) {
+  const auto log_sum = [](const std::vector<float>& row) {
+    const double top = *std::max_element(row.begin(), row.end());
+    double sum = 0;
+    for (const float v : row) sum += std::exp(v - top);
+    return top + std::log(sum);
+  };
+  const double a = log_sum(p), b = log_sum(q);
+  double total = 0;
+  for (std::size_t i = 0; i < p.size(); ++i) total += std::exp(p[i] - a) * ((p[i] - a) - (q[i] - b));
+  return total;
+}
+
 /// Nothing, or only half of the experts, page-locked: they come through the ring.
 void check_unlocked(const std::filesystem::path& folder, const expected_answers& expected) {
   for (const std::uint64_t limit : {std::uint64_t{0}, std::uint64_t{2} << 20})
@@ -151,6 +165,39 @@ void check_failures(const std::filesystem::path& folder, const expected_answers&
     broken = false;
     for (std::size_t i = 0; i < 4; ++i)
       check(same(runner, expected, i, 64), "after a failure, case " + std::to_string(i));
+  }
+}
+
+/// Experts computed by the CPU: only the order of a sum and one rounding differ.
+void check_cpu(const std::filesystem::path& folder) {
+  for (const cpu_share wish : {cpu_share::always, cpu_share::measured}) {
+    auto options = part_options(16, nullptr);
+    options.experts.cpu = wish;
+    const auto part = load_model(folder, options);
+    const std::string notes = notes_of(*part), what = wish == cpu_share::always ? "always" : "measured";
+    check(has(notes, wish == cpu_share::always ? "the CPU computes half" : "experts: one is fetched in"),
+          "the start says what the CPU does: " + notes);
+    // Prompts of one token after the other, so that every step is one that the CPU takes part in.
+    const auto cases = reference_cases(folder);
+    auto& runner = part->runner();
+    const auto result = verify(*part, folder / "reference.safetensors");
+    check(result.mean_kl_divergence < 1e-3, "the CPU's share, " + what + ": mean KL divergence");
+    int same_tokens = 0, tokens = 0;
+    double worst = 0;
+    const auto whole = load_model(folder, gpu_options());
+    for (std::size_t i = 0; i < 8; ++i) {
+      sequence a(whole->runner(), 0), b(runner, 0);
+      a.append(cases[i].prompt, 1), b.append(cases[i].prompt, 1);
+      for (const auto token : cases[i].completion) {
+        worst = std::max(worst, divergence(a.logits(), b.logits()));
+        same_tokens += a.best() == b.best(), ++tokens;
+        a.append({&token, 1}, 1), b.append({&token, 1}, 1);
+      }
+    }
+    check(worst < 1e-2 && same_tokens >= tokens * 98 / 100,
+          "the CPU's share, " + what + ": KL up to " + std::to_string(worst) + ", " +
+              std::to_string(same_tokens) + " of " + std::to_string(tokens) + " tokens");
+    std::printf("cpu %s: KL at most %.3g, %d of %d tokens\n", what.c_str(), worst, same_tokens, tokens);
   }
 }
 
@@ -233,6 +280,7 @@ int main(int argc, char** argv) {
     const auto expected = answers_of(root / "mixed", 8);
     if (wants("unlocked")) check_unlocked(root / "mixed", expected);
     if (wants("failures")) check_failures(root / "mixed", expected);
+    if (wants("cpu")) check_cpu(root / "mixed");
     if (wants("files")) check_files(root / "mixed", expected);
     if (wants("resize")) check_resize(root / "mixed", expected);
   });

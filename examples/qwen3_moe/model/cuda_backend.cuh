@@ -293,8 +293,9 @@ class cuda_backend {
     const int piece = offload == nullptr ? rows_ : std::min(rows_, std::max(1, offload->most_rows()));
     for (int first = 0; first < rows_; first += piece) {
       const int count = std::min(piece, rows_ - first);
-      if (offload != nullptr) bring_experts(place, first, count);
+      if (offload != nullptr) bring_experts(place, sum, first, count);
       run_experts(op, place, sum, first, count);
+      if (offload != nullptr) add_host_share(place, sum, first, count);
     }
   }
 
@@ -314,20 +315,47 @@ class cuda_backend {
 
  private:
   /// Makes the experts that `count` rows from `first` on have chosen resident.
-  void bring_experts(layer_place place, int first, int count) {
+  void bring_experts(layer_place place, const device_rows& sum, int first, int count) {
     if constexpr (shapes::residency.valid())
       run("bring experts", [&] {
         using nibble::moe::place_mode;
-        // A prompt's experts come and go without displacing what decode keeps coming back to.
-        const auto mode = sequences_ > decodes_ ? place_mode::streaming : place_mode::decode;
-        const std::int32_t* ids = expert_ids_ + static_cast<std::ptrdiff_t>(first) * c.experts_per_token;
+        const place_mode mode = placing();
+        const std::int32_t* ids = ids_from(first);
+        const auto share = host_share(sum, first);
         if (side != nullptr && mode == place_mode::streaming && offload->streams_layers(count))
           return offload->bring_streaming(place.layer, ids, count, options_, side);
-        return offload->bring(place.layer, ids, count, mode,
-                              [this]<class Family>(std::type_identity<Family>, const auto& p) {
-                                return launcher::template launch<Family>(p, options_);
-                              });
+        return offload->bring(
+            place.layer, ids, count, mode,
+            [this]<class Family>(std::type_identity<Family>, const auto& p) {
+              return launcher::template launch<Family>(p, options_);
+            },
+            &share);
       });
+  }
+  /// What the CPU computed of them, behind the others.
+  void add_host_share(layer_place place, const device_rows& sum, int first, int count) {
+    if constexpr (shapes::residency.valid())
+      if (offload->shares_with_host())
+        run("host experts", [&] {
+          return offload->add_host_share(
+              place.layer, ids_from(first), count, placing(),
+              [this]<class Family>(std::type_identity<Family>, const auto& p) {
+                return launcher::template launch<Family>(p, options_);
+              },
+              host_share(sum, first));
+        });
+  }
+  /// A prompt's experts come and go without displacing what decode keeps coming back to.
+  [[nodiscard]] nibble::moe::place_mode placing() const {
+    return sequences_ > decodes_ ? nibble::moe::place_mode::streaming : nibble::moe::place_mode::decode;
+  }
+  [[nodiscard]] const std::int32_t* ids_from(int row) const {
+    return expert_ids_ + static_cast<std::ptrdiff_t>(row) * c.experts_per_token;
+  }
+  [[nodiscard]] typename offload_type::host_share host_share(const device_rows& sum, int first) const {
+    const auto row = static_cast<std::ptrdiff_t>(first);
+    return {expert_weights_ + row * c.experts_per_token, normed_ + row * c.hidden_size, c.hidden_size,
+            sum.data + row * sum.columns, sum.columns};
   }
 
   /// The routed experts of `count` rows from `first` on, and the shared one where it joins them.

@@ -20,6 +20,7 @@
 #include "model/cuda_backend.cuh"
 #include "model/device_memory_model.hpp"
 #include "model/device_weights.cuh"
+#include "model/host_misses.cuh"
 #include "model/kept_experts.cuh"
 #include "nibble/core/device_arena.cuh"
 #include "nibble/core/device_memory.cuh"
@@ -226,14 +227,31 @@ class cuda_core {
                                            [&context](std::string_view line) { context.log(line); });
         context.finish_phase("experts in host memory", begin);
       }
+      host_misses shared = share_misses(context, slots);
       const auto begin = std::chrono::steady_clock::now();
       offload_ = std::make_unique<offload_type>(kept_->store(), expert_slots_.base(), slots, slots,
                                                 kept_->files().load_worth(), stream_, kept_->reader());
+      if (shared.server != nullptr) offload_->share_with_host(std::move(shared.server), shared.fetch_of);
       context.finish_phase("experts to slots", begin);
     } else {
       throw nibble::out_of_memory(
           "the model has more experts than the tables of resident ones: all must fit");
     }
+  }
+
+  /// Whether and how the CPU takes a share of the misses.
+  [[nodiscard]] host_misses share_misses(context_type& context, int slots) {
+    const cpu_share wish = source_.keeping.cpu;
+    if (wish == cpu_share::off || c.formats.expert_gate_up != weight_format::nvfp4 ||
+        kept_->store().locked() < kept_->store().count())
+      return {};
+    const auto begin = std::chrono::steady_clock::now();
+    host_misses shared =
+        measure_host_misses(kept_->store(), wish, c.hidden_size, c.expert_intermediate, c.layers,
+                            c.experts_per_token, expert_slots_.base(), slots, source_.threads, stream_);
+    context.log(shared.text);
+    context.finish_phase("experts measured", begin);
+    return shared;
   }
 
   /// Every expert into its own slot.

@@ -169,6 +169,18 @@ void add_expert_options(CLI::App& command, expert_keeping& experts) {
   command.add_flag_callback(
       "--no-expert-history", [&experts] { experts.remember = false; },
       "Neither save which experts were in use at the end nor load those first");
+  command
+      .add_option_function<std::string>(
+          "--expert-cpu",
+          [&experts](const std::string& wish) {
+            experts.cpu = wish == "off" ? cpu_share::off : cpu_share::measured;
+          },
+          "Experts that are missing on the GPU: auto lets the CPU compute some where that measures faster "
+          "than "
+          "fetching all; off fetches all, and answers do not depend on which were missing")
+      ->type_name("WHEN")
+      ->check(CLI::IsMember({"auto", "off"}).description(""))
+      ->default_str("auto");
   add_size_option(command, "--lock-limit", experts.lock_limit_bytes,
                   "Host memory that may be page-locked for experts; those beyond come slower");
 }
@@ -320,6 +332,7 @@ int run_command_line(int argc, const char* const* argv) try {
 
   model_options model;
   model.load.experts.remember = true;
+  model.load.experts.cpu = cpu_share::measured;
   talk_options talk;
   serve_options server;
   std::string key_file, prompt, reference, info_folder;

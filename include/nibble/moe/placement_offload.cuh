@@ -21,6 +21,8 @@
 #include "nibble/moe/fetch_server.cuh"
 #include "nibble/moe/fetch_staged.cuh"
 #include "nibble/moe/placement_file.hpp"
+#include "nibble/moe/placement_host.cuh"
+#include "nibble/moe/placement_server.cuh"
 #include "nibble/moe/residency_device.cuh"
 #include "nibble/moe/residency_launch.cuh"
 #include "nibble/startup/kernel_table.hpp"
@@ -41,8 +43,9 @@ namespace nibble::moe {
 template <residency_shape Shape>
 class expert_offload {
  public:
-  /// Every kernel that bring() may launch.
-  using kernels = table_of<residency_family<Shape>, fetch_family, staged_fetch_family>;
+  /// Every kernel that bring() and add_host_share() may launch.
+  using kernels = table_of<residency_family<Shape>, fetch_family, staged_fetch_family, host_question_family,
+                           host_experts_family>;
 
   /// Fills the slots with the worthiest experts; takes as long as the bytes over the link.
   /// \param slots memory of slot_count slots now, and at the same address of most_slots once it has grown
@@ -68,20 +71,59 @@ class expert_offload {
   /// Rows that one call of bring() takes for sure; a larger step's experts are to be called in pieces.
   [[nodiscard]] int most_rows() const { return largest_placed_rows(Shape, open_slots_); }
 
+  /// From now on decode steps of up to most_host_rows rows leave some of their misses to the CPU. Before
+  /// anything is captured. \param fetch_of of split_misses
+  void share_with_host(std::unique_ptr<host_experts_server> server, std::span<const std::int32_t> fetch_of) {
+    if (fetch_of.size() != most_split_misses + 1)
+      throw error("expert offload: the split of misses has another length");
+    split_ = device_memory(1024);
+    require(runtime_status(cudaMemset(split_.data(), 0, split_.bytes()), where, "the split was not sent"));
+    require(runtime_status(
+        cudaMemcpy(split_.data(), fetch_of.data(), fetch_of.size_bytes(), cudaMemcpyHostToDevice), where,
+        "the split was not sent"));
+    host_ = std::move(server);
+  }
+  [[nodiscard]] bool shares_with_host() const { return host_ != nullptr; }
+
+  /// What the CPU needs of a layer's rows to take a share of their misses, and where it goes.
+  struct host_share {
+    const float* weights = nullptr;  ///< [rows][top_k]
+    const void* x = nullptr;         ///< bf16, rows ldx apart; see host_experts_params
+    int ldx = 0;
+    void* y = nullptr;  ///< bf16, rows ldy apart
+    int ldy = 0;
+  };
+
   /// Makes the experts that `ids` name resident: afterwards the layer's experts may be launched with
   /// tables(). \param ids [rows][top_k], may come from the kernel before \param launch how a family is
-  /// launched: launch(std::type_identity<Family>{}, params) → status
+  /// launched: launch(std::type_identity<Family>{}, params) → status \param share where the CPU may take
+  /// misses, if it shares: they stay missing, and add_host_share() follows behind the layer's experts
   template <class Launch>
-  [[nodiscard]] status bring(int layer, const std::int32_t* ids, int rows, place_mode mode,
-                             Launch&& launch) const {
-    const place_params p = placement(layer, ids, rows, mode);
+  [[nodiscard]] status bring(int layer, const std::int32_t* ids, int rows, place_mode mode, Launch&& launch,
+                             const host_share* share = nullptr) const {
+    place_params p = placement(layer, ids, rows, mode);
+    const bool shared = share != nullptr && takes_share(rows, mode);
+    if (shared) p.fetch_of = split_.template as<std::int32_t>(), p.host_list = host_list();
     if (const status s = launch(std::type_identity<residency_family<Shape>>{}, p); !s.ok()) return s;
+    if (shared)
+      if (const status s =
+              launch(std::type_identity<host_question_family>{}, host_params(layer, ids, rows, *share));
+          !s.ok())
+        return s;
     const fetch_params f = fetch(p.list, p.state);
     if (server_ == nullptr) return launch(std::type_identity<fetch_family>{}, f);
     return launch(std::type_identity<staged_fetch_family>{},
                   server_->params(f, store_.locked(), &p.state.counts->failed));
   }
-  /// The same with launch_options.
+  /// Adds the CPU's share to y, once the layer's other experts have written it. The arguments are those of
+  /// bring().
+  template <class Launch>
+  [[nodiscard]] status add_host_share(int layer, const std::int32_t* ids, int rows, place_mode mode,
+                                      Launch&& launch, const host_share& share) const {
+    if (!takes_share(rows, mode)) return status::success();
+    return launch(std::type_identity<host_experts_family>{}, host_params(layer, ids, rows, share));
+  }
+  /// bring() with launch_options.
   [[nodiscard]] status bring(int layer, const std::int32_t* ids, int rows, place_mode mode,
                              const launch_options& options) const {
     return bring(layer, ids, rows, mode, [&options]<class Family>(std::type_identity<Family>, const auto& p) {
@@ -195,9 +237,28 @@ class expert_offload {
   /// No one knows which slots hold what. \pre nothing is under way
   void repair(host_residency& host) {
     why_ = server_ != nullptr ? server_->take_failure() : "";
+    if (why_.empty() && host_ != nullptr) why_ = host_->take_failure();
     if (server_ != nullptr) server_->reset();
+    if (host_ != nullptr) host_->reset();
     host.forget_all();
     ++generation_;
+  }
+
+  [[nodiscard]] bool takes_share(int rows, place_mode mode) const {
+    return host_ != nullptr && mode == place_mode::decode && rows <= most_host_rows;
+  }
+  [[nodiscard]] std::int32_t* host_list() const {
+    return split_.template as<std::int32_t>() + (most_split_misses + 1 + 63) / 64 * 64;
+  }
+  [[nodiscard]] host_experts_params host_params(int layer, const std::int32_t* ids, int rows,
+                                                const host_share& share) const {
+    host_experts_params p;
+    host_->set(p);
+    p.host_list = host_list();
+    p.layer = layer, p.rows = rows, p.ids = ids, p.weights = share.weights;
+    p.x = share.x, p.ldx = share.ldx, p.y = share.y, p.ldy = share.ldy;
+    p.failures = &tables_.view().counts->failed;
+    return p;
   }
 
   [[nodiscard]] place_params placement(int layer, const std::int32_t* ids, int rows, place_mode mode) const {
@@ -237,6 +298,8 @@ class expert_offload {
   std::byte* slots_;
   device_residency tables_;
   std::unique_ptr<fetch_server> server_;
+  std::unique_ptr<host_experts_server> host_;
+  device_memory split_;  ///< fetch_of, then the list of misses that the CPU takes
   event placed_, arrived_;
   int open_slots_ = 0;
   std::uint64_t generation_ = 0;
