@@ -31,6 +31,7 @@ struct arguments {
   std::uint64_t vram_limit_bytes = 0;
   std::vector<int> offload_gib;   ///< cards on which not all experts fit
   std::vector<int> first_tokens;  ///< prompts on the card of 12 GiB, or on the only one
+  bool cpu = false;               ///< misses may be left to the CPU, where that measures faster
   bool breakdown = false;
   std::string facts;  ///< further fields of every row: device, driver, commit, date
 };
@@ -223,7 +224,7 @@ class benchmark {
 };
 
 /// A start as the server makes it, but for the context.
-runner start(bench::random_model<config>& weights, double vram_gib, int step_tokens, int context) {
+runner start(bench::random_model<config>& weights, double vram_gib, int step_tokens, int context, bool cpu) {
   nibble::start_options options;
   auto& request = options.request;
   request.context_tokens = context;
@@ -235,7 +236,9 @@ runner start(bench::random_model<config>& weights, double vram_gib, int step_tok
   options.log = [](std::string_view line) {
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   };
-  return runner(nibble::startup::start<core>(std::move(options), weights.source(), context));
+  auto source = weights.source();
+  source.keeping.cpu = cpu ? qwen3_moe::cpu_share::measured : qwen3_moe::cpu_share::off;
+  return runner(nibble::startup::start<core>(std::move(options), std::move(source), context));
 }
 
 /// Rows of bench/results/…/offload.json: decode on each card, then prompts and the start.
@@ -248,7 +251,7 @@ int run_offload(const arguments& a) {
   double memory = 1, link = 1;
   std::vector<std::pair<int, double>> resident;  // step tokens of 2048 and of the whole prompt
   {
-    runner whole = start(weights, 0, a.step_tokens, context);
+    runner whole = start(weights, 0, a.step_tokens, context, false);
     benchmark b(whole, a);
     memory = b.bytes_per_us(), link = b.link_bytes_per_us();
     offload o(whole, a.facts, memory, link);
@@ -260,7 +263,7 @@ int run_offload(const arguments& a) {
   };
   for (const int gib : a.offload_gib) {
     const bool all = gib == 12 || a.offload_gib.size() == 1;
-    runner r = start(weights, gib, 0, context);
+    runner r = start(weights, gib, 0, context, a.cpu);
     benchmark b(r, a);
     offload o(r, a.facts, memory, link);
     if (all) o.start(gib);
@@ -271,7 +274,7 @@ int run_offload(const arguments& a) {
   for (const int gib : a.offload_gib)
     if (gib == 12 || a.offload_gib.size() == 1) {
       // Long prompts in one step: every expert is fetched once.
-      runner r = start(weights, gib, a.step_tokens, context);
+      runner r = start(weights, gib, a.step_tokens, context, a.cpu);
       offload o(r, a.facts, memory, link);
       prompts(o, gib, 2049);
     }
@@ -297,15 +300,18 @@ int run(int argc, char** argv) {
       a.offload_gib = numbers(value());
     else if (name == "--first-token")
       a.first_tokens = numbers(value());
+    else if (name == "--cpu")
+      a.cpu = true;
     else if (name == "--breakdown")
       a.breakdown = true;
     else if (name == "--facts")
       a.facts = value();
     else {
-      std::fprintf(stderr,
-                   "bench_steps [--batch 1,8] [--context 512] [--prefill 8192] [--step-tokens 8192] "
-                   "[--vram-limit-gib 12] [--breakdown] [--offload-gib 8,12,16 [--first-token 1,64,8192]] "
-                   "[--facts ,\\\"device\\\":…]\n");
+      std::fprintf(
+          stderr,
+          "bench_steps [--batch 1,8] [--context 512] [--prefill 8192] [--step-tokens 8192] "
+          "[--vram-limit-gib 12] [--breakdown] [--offload-gib 8,12,16 [--first-token 1,64,8192] [--cpu]] "
+          "[--facts ,\\\"device\\\":…]\n");
       return 2;
     }
   }

@@ -96,13 +96,15 @@ class offload_benchmark {
     const auto m = since(before);
     route(nullptr);
     const double bytes = dense_bytes + (m.hits + m.misses) / steps * slot_bytes;
-    const double bound = std::max(bytes / memory_, m.missed() / steps * slot_bytes / link_);
+    const double cpu = runner_.engine().model().host_bytes_per_us();
+    const double bound = std::max(bytes / memory_, m.missed() / steps * slot_bytes / (link_ + cpu));
     std::printf(
         "{\"bench\":\"offload\",\"suite\":\"steps\",\"model\":\"%s\",\"vram_gib\":%g,\"slots\":%d,"
-        "\"trace\":\"%s\",\"policy\":\"worth\",\"hit_rate\":%.4f,\"us_per_step\":%.0f,\"bound_us\":%.0f,"
+        "\"trace\":\"%s\",\"policy\":\"worth\",\"cpu_gbps\":%.1f,\"hit_rate\":%.4f,\"us_per_step\":%.0f,"
+        "\"bound_us\":%.0f,"
         "\"over_bound\":%.3f,\"tokens_per_s\":%.1f,\"pcie_gbps\":%.1f%s}\n",
         std::string(config_type::name).c_str(), vram_gib, slots(), exponent > 0 ? "zipf" : "uniform",
-        m.hit_rate(), us, bound, us / bound, 1e6 / us, link_ / 1e3, facts_.c_str());
+        cpu / 1e3, m.hit_rate(), us, bound, us / bound, 1e6 / us, link_ / 1e3, facts_.c_str());
     std::fflush(stdout);
   }
 

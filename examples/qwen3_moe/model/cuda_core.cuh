@@ -165,6 +165,8 @@ class cuda_core {
   [[nodiscard]] const device_sizes& sizes() const { return sizes_; }
   /// Null where every expert is resident.
   [[nodiscard]] offload_type* offload() { return offload_.get(); }
+  /// Bytes a microsecond of experts that the CPU computes; 0 where it takes no share.
+  [[nodiscard]] double host_bytes_per_us() const { return host_bytes_per_us_; }
   /// Waits for whatever was launched, after a step that could not be launched to its end.
   void settle() {
     static_cast<void>(cudaStreamSynchronize(stream_));
@@ -232,6 +234,7 @@ class cuda_core {
       offload_ = std::make_unique<offload_type>(kept_->store(), expert_slots_.base(), slots, slots,
                                                 kept_->files().load_worth(), stream_, kept_->reader());
       if (shared.server != nullptr) offload_->share_with_host(std::move(shared.server), shared.fetch_of);
+      host_bytes_per_us_ = offload_->shares_with_host() ? shared.bytes_per_us : 0;
       context.finish_phase("experts to slots", begin);
     } else {
       throw nibble::out_of_memory(
@@ -300,6 +303,7 @@ class cuda_core {
   nibble::device_arena kv_pages_, expert_slots_;
   std::unique_ptr<kept_experts> kept_;
   std::unique_ptr<offload_type> offload_;
+  double host_bytes_per_us_ = 0;
   float* slot_scales_ = nullptr;
   std::int32_t* slot_of_ = nullptr;
   device_sizes sizes_;

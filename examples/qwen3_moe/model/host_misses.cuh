@@ -25,7 +25,8 @@ namespace qwen3_moe {
 struct host_misses {
   std::unique_ptr<nibble::moe::host_experts_server> server;
   std::array<std::int32_t, nibble::moe::most_split_misses + 1> fetch_of{};
-  std::string text;  ///< one line for the start
+  double bytes_per_us = 0;  ///< of experts that the CPU computes alone, as measured
+  std::string text;         ///< one line for the start
 };
 
 namespace detail {
@@ -97,6 +98,8 @@ struct host_experts_state {
       std::to_string(state->pool.threads()) + " threads in " + us(measured.host[1]) +
       (computed == 0 ? "; the CPU is left alone" : "; of 1, 2, … missing ones the CPU computes " + shares);
   if (computed > 0) out.server = std::move(server);
+  const auto most = measured.host.size() - 1;
+  out.bytes_per_us = static_cast<double>(most * store.slot_bytes()) / measured.host[most];
   return out;
 }
 
