@@ -71,7 +71,7 @@ template <class Runner>
 class offload_benchmark {
  public:
   using config_type = typename Runner::config_type;
-  static constexpr const qwen3_moe::model_config& c = config_type::value;
+  static constexpr qwen3_moe::model_config c = config_type::value;
 
   /// \param dense_bytes that a step reads whatever its routing, states and cache included
   offload_benchmark(Runner& runner, std::string facts, double memory_bytes_per_us, double link_bytes_per_us)
