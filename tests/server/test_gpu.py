@@ -28,7 +28,7 @@ class OnGpu(test_answers.Answers):
 
 class FewExpertSlots(test_answers.Answers):
     """Experts are fetched while the server answers: graphs for batches of 1, 2, 4, … and automatic sizes otherwise."""
-    arguments = ("--device", "cuda", "--expert-slots", "40")
+    arguments = ("--device", "cuda", "--expert-slots", "40", "--expert-cpu", "off")
 
 class NothingLocked(test_answers.Answers):
     """Memory that the system does not lock: experts go through host threads, and the answers are the same."""
