@@ -132,6 +132,8 @@ class SmallCard(unittest.TestCase):
         server, text = self.start()
         self.assertRegex(text, r"packed from the checkpoint")
         self.ask(server)
+        self.assertGreater(server.metric("nibble_expert_hits_total"), 0)
+        self.assertGreater(server.metric("nibble_expert_misses_total"), 0)
         self.finish(server)
         kept = list(pathlib.Path(STATE.name).glob("nibble/*.worth"))
         self.assertEqual(len(kept), 1, kept)

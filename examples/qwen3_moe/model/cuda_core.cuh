@@ -110,10 +110,12 @@ class cuda_core {
     context.measure(ledger_line::expert_slots, [&] { open(expert_slots_, plan.expert_slots * slot_bytes); });
     const int slots = static_cast<int>(plan.expert_slots);
     offload_.reset();
-    if (slots >= expert_count(c))
+    if (slots >= expert_count(c)) {
+      if (source_.keeping.cache_file) context.log("experts: all fit on the GPU, no cache file is needed");
       fill_slots();
-    else
+    } else {
       context.measure(ledger_line::expert_slots, [&] { offload(context, slots); });
+    }
     backend_ = backend_type(sizes_, workspace_.data(), stream_);
     backend_.kv_pages = kv_pages_.base();
     backend_.states = states_.data();

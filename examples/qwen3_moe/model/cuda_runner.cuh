@@ -133,6 +133,8 @@ class cuda_runner final : public model_runner {
     return {flight.results.as<nibble::sampled_row>(), flight.drawn};
   }
 
+  [[nodiscard]] expert_traffic experts() const override { return traffic_; }
+
   [[nodiscard]] int adapt_pages(int pages_in_use, bool now) override {
     core().set_pages_in_use(static_cast<std::uint64_t>(pages_in_use));
     static_cast<void>(engine_.adapt(now));
@@ -210,8 +212,12 @@ class cuda_runner final : public model_runner {
   /// A step whose experts were not all there has computed something else: it fails, the next one may not.
   void check_counts(step_in_flight& flight) {
     if (core().offload() == nullptr) return;
-    const std::string what = core().offload()->failure(*flight.counts.as<nibble::moe::residency_counts>(),
-                                                       flight.generation, stream());
+    const auto now = *flight.counts.as<nibble::moe::residency_counts>();
+    // Counts begin at zero again when slots come or go and after a failure.
+    if (now.hits < counted_.hits || now.misses < counted_.misses) counted_ = {};
+    traffic_.hits += now.hits - counted_.hits, traffic_.misses += now.misses - counted_.misses;
+    counted_ = now;
+    const std::string what = core().offload()->failure(now, flight.generation, stream());
     if (!what.empty()) throw nibble::error(what);
   }
 
@@ -255,6 +261,8 @@ class cuda_runner final : public model_runner {
   std::array<step_in_flight, max_steps_in_flight> flights_;
   page_table_shadow pages_;
   cuda_draws draws_;
+  nibble::moe::residency_counts counted_{};  ///< at the last step that was finished
+  expert_traffic traffic_{};
   std::uint64_t begun_ = 0, finished_ = 0;
 };
 
