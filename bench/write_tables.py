@@ -64,6 +64,27 @@ def share_of(rows, keys):
     return table(keys + ops, [[*group] + [f"{us[op]:.0f}" if op in us else "" for op in ops] for group, us in groups.items()])
 
 
+def module_errors(rows):
+    """Modules as rows, steps as columns: root mean square and largest error, both relative to the module's result."""
+    steps = list(dict.fromkeys((r["kind"], r["rows"]) for r in rows if r["module"] != "whole model"))
+    modules = list(dict.fromkeys(r["module"] for r in rows if r["module"] != "whole model"))
+    cells = {(r["module"], r["kind"], r["rows"]): f"{r['other']} of {r['routed']} rows" if "other" in r
+             else f"{1e3 * r['rms_relative']:.2f} / {1e3 * r['max_relative']:.0f}" for r in rows}
+    whole = next((r for r in rows if r["module"] == "whole model"), None)
+    yield f"### Error of each module at full width, {rows[0].get('device', 'one device')}"
+    yield ""
+    yield ("Against the host backend in fp32 on the same input, in thousandths of the root mean square of the module's result: root mean "
+           "square / largest. Of the choice of experts: rows whose set differs. " + (stamp(rows[0]) if "commit" in rows[0] else ""))
+    yield ""
+    yield from table(["module"] + [f"{kind}, {count} rows" for kind, count in steps],
+                     [[m] + [cells.get((m, *step), "") for step in steps] for m in modules])
+    yield ""
+    if whole:
+        yield (f"Logits of the whole model, each backend on its own: half of the rows are off by less than {1e3 * whole['rms_relative']:.1f} "
+               f"thousandths; the host backend itself, with its activations rounded to bf16, by {1e3 * whole['rounded_host']:.1f}.")
+        yield ""
+
+
 def gpu_steps(folder):
     read = lambda name: json.loads((folder / name).read_text()) if (folder / name).exists() else []
     decode, prefill = read("decode.json"), read("prefill.json")
@@ -96,6 +117,8 @@ def gpu_steps(folder):
         yield ""
         yield from share_of(shares, ["model", "tokens"])
         yield ""
+    if errors := read("module_error.json"):
+        yield from module_errors(errors)
     if start := read("startup.json"):
         yield f"### Start-up, random weights, {start[0]['device']}"
         yield ""

@@ -58,7 +58,8 @@ void arena_under_a_graph() {
   NIBBLE_CHECK(graphs.graphs() == 1);
   const auto run = [&](std::uint64_t bytes) {
     const unsigned long long n = bytes / 4;
-    NIBBLE_CUDA_CHECK(cudaMemcpy(count.data(), &n, sizeof n, cudaMemcpyHostToDevice));
+    NIBBLE_CUDA_CHECK(
+        cudaMemcpyAsync(count.data(), &n, sizeof n, cudaMemcpyHostToDevice, device_test::stream()));
     NIBBLE_GOOD(graphs.run(1));
     NIBBLE_CUDA_CHECK(cudaStreamSynchronize(stream()));
   };

@@ -378,7 +378,7 @@ void cuts(std::uint64_t seed, int length, const std::vector<std::vector<int>>& w
   for (std::size_t way = 0; way <= ways.size(); ++way) {
     layer l(S, seed + 1, true);
     for (int s = 0; s < slots; ++s) l.clear<S>(s);
-    NIBBLE_CUDA_CHECK(cudaMemset(r.d_out.data(), 0xFF, r.d_out.bytes()));
+    NIBBLE_CUDA_CHECK(cudaMemsetAsync(r.d_out.data(), 0xFF, r.d_out.bytes(), device_test::stream()));
     const bool decoded = way == ways.size();
     std::vector<int> pieces = decoded ? std::vector<int>(static_cast<std::size_t>(length), 1) : ways[way];
     int done = 0;
@@ -460,6 +460,11 @@ const bool added[] = {
                        prefill_sequences<odd>(21, {17, 3, 64});
                        prefill_sequences<narrow>(22, {4, 1, 1});
                        prefill_sequences<full>(23, {3, 35});
+                     }),
+    device_test::add("prefill", "C093, C095: the last piece of every length",
+                     [] {
+                       prefill_sequences<tiny>(40, {1, 2, 3, 4, 31, 32, 33, 63});
+                       prefill_sequences<tiny>(41, {64, 65, 95, 96, 97, 127, 128, 129});
                      }),
     device_test::add("prefill", "cuts of a prompt",
                      [] {

@@ -19,6 +19,13 @@
 
 namespace device_test {
 
+/// Whether a short run is wanted that launches everything all the same: NIBBLE_TEST_QUICK is set. For tools
+/// under which kernels are slow.
+inline bool quick() {
+  static const bool set = std::getenv("NIBBLE_TEST_QUICK") != nullptr;
+  return set;
+}
+
 /// Chained where the build's devices can.
 inline constexpr nibble::launch_chain chained = nibble::chain_of(nibble::default_device);
 /// Local memory of a thread that kernels may have: none on the measured class, elsewhere what a preload
@@ -94,7 +101,7 @@ class buffer {
     poison();
   }
   explicit buffer(const std::vector<T>& values) : buffer(values.size()) {
-    NIBBLE_CUDA_CHECK(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice));
+    NIBBLE_CUDA_CHECK(cudaMemcpyAsync(data_, values.data(), bytes(), cudaMemcpyHostToDevice, stream()));
   }
   buffer(const buffer&) = delete;
   buffer& operator=(const buffer&) = delete;

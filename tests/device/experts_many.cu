@@ -38,16 +38,19 @@ struct model {
       std::uint8_t* to =
           e == distinct ? shared.data() : arena.data() + S.slot_bytes() * static_cast<std::size_t>(slot);
       const auto a = up[e].tiles(), b = down[e].tiles();
-      NIBBLE_CUDA_CHECK(cudaMemcpy(to, a.data(), a.size(), cudaMemcpyHostToDevice));
-      NIBBLE_CUDA_CHECK(cudaMemcpy(to + a.size(), b.data(), b.size(), cudaMemcpyHostToDevice));
+      NIBBLE_CUDA_CHECK(
+          cudaMemcpyAsync(to, a.data(), a.size(), cudaMemcpyHostToDevice, device_test::stream()));
+      NIBBLE_CUDA_CHECK(
+          cudaMemcpyAsync(to + a.size(), b.data(), b.size(), cudaMemcpyHostToDevice, device_test::stream()));
       if (e == distinct) continue;
       if (e != missing_id) slot_of[e] = slot;
       host_scales[3 * slot] = up[e].scale[0], host_scales[3 * slot + 1] = up[e].scale[1];
       host_scales[3 * slot + 2] = down[e].scale[0];
     }
-    NIBBLE_CUDA_CHECK(cudaMemcpy(scales.data(), host_scales.data(), scales.bytes(), cudaMemcpyHostToDevice));
-    NIBBLE_CUDA_CHECK(
-        cudaMemcpy(d_slot_of.data(), slot_of.data(), d_slot_of.bytes(), cudaMemcpyHostToDevice));
+    NIBBLE_CUDA_CHECK(cudaMemcpyAsync(scales.data(), host_scales.data(), scales.bytes(),
+                                      cudaMemcpyHostToDevice, device_test::stream()));
+    NIBBLE_CUDA_CHECK(cudaMemcpyAsync(d_slot_of.data(), slot_of.data(), d_slot_of.bytes(),
+                                      cudaMemcpyHostToDevice, device_test::stream()));
   }
 };
 

@@ -196,6 +196,7 @@ void check_selected(std::uint64_t seed) {
   constexpr int blocks = nibble::select_gemv(Layout, 1, nibble::default_device, Input::norm_bytes).grid;
   check_layout<Layout, Epilogue, Input>(
       std::is_same_v<Epilogue, nibble::store_and_argmax> ? std::vector<int>{1, 2, 8, 16}
+      : quick()                                          ? std::vector<int>{1, 2, 4, 8, 16}
                                                          : std::vector<int>{1, 2, 3, 7, 8, 9, 16, 21},
       blocks,
       [](auto p, int m, const auto& o) {

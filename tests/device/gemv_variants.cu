@@ -116,6 +116,25 @@ const bool tiny_scales = add("variants", "C005 C007: the smallest block scale un
   const double want = 6 * 0x1p-9 * static_cast<double>(1e-5f) * 16 * bf16::decode(bf16::encode(1e4f));
   NIBBLE_CHECK(std::fabs(y.read()[0] - want) < 1e-6 * want);
 });
+
+const bool outlier = add("variants", "C013: an outlier does not swallow the small activations beside it", [] {
+  constexpr resident_layout one{matrix(1, 16, f4)};
+  const std::vector<std::uint8_t> codes(8, 0x22), scales(1, 0x38);  // sixteen ones
+  std::vector<std::uint8_t> packed(one.bytes());
+  nvfp4::pack(one, codes, scales, packed);
+  std::vector<std::uint16_t> values(16, bf16::encode(1e-2f));
+  values[5] = bf16::encode(1e4f);
+  const device_test::buffer<std::uint8_t> tiles(packed);
+  const device_test::buffer<std::uint16_t> x(values);
+  const device_test::buffer<float> y(1);
+  gemv_params<store<float>> p;
+  p.tiles = tiles.data(), p.x = reinterpret_cast<const bf*>(x.data()), p.ldx = 16, p.m = 1, p.scale[0] = 1,
+  p.out = {y.data(), 1};
+  NIBBLE_GOOD((launch_gemv<one, store<float>>(p, 1, launch_options{device_test::stream()})));
+  double want = 0;
+  for (const auto v : values) want += bf16::decode(v);
+  NIBBLE_CHECK(std::fabs(y.read()[0] - want) < 1e-2);  // the small ones add up to 0.15
+});
 }  // namespace
 
 int main(int argc, char** argv) { return device_test::run(argc, argv); }

@@ -146,7 +146,7 @@ void c069_what_the_recorder_owned_lives_on() {
   std::vector<device_memory> scribbles;
   for (int i = 0; i < 4; ++i) {
     scribbles.emplace_back(64 * mib);
-    NIBBLE_CUDA_CHECK(cudaMemset(scribbles.back().data(), 0xFF, 64 * mib));
+    NIBBLE_CUDA_CHECK(cudaMemsetAsync(scribbles.back().data(), 0xFF, 64 * mib, device_test::stream()));
   }
   NIBBLE_CUDA_CHECK(cudaDeviceSynchronize());
   const auto expected = after(ramp(1), std::vector<float>(n, 0.0f), {1});
@@ -192,7 +192,8 @@ void capture_beside_another_thread(cudaStream_t on, bool must_capture) {
     while (!stop) {
       void* memory = nullptr;
       if (cudaMalloc(&memory, mib) != cudaSuccess ||
-          cudaMemcpy(memory, host.data(), 4 * n, cudaMemcpyHostToDevice) != cudaSuccess ||
+          cudaMemcpyAsync(memory, host.data(), 4 * n, cudaMemcpyHostToDevice, device_test::stream()) !=
+              cudaSuccess ||
           cudaFree(memory) != cudaSuccess)
         failed = true;
       ++rounds;
@@ -331,7 +332,8 @@ void c080_padding_rows_touch_nothing_that_lives() {
                             g = {1, 2, 3, 4, 5, 6, -1, -1};
   pad_decode_rows(live, captured, {}, t, p, s, g, stride);
   const auto send = [](device_test::buffer<int>& to, const std::vector<std::int32_t>& from) {
-    NIBBLE_CUDA_CHECK(cudaMemcpy(to.data(), from.data(), 4 * from.size(), cudaMemcpyHostToDevice));
+    NIBBLE_CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data(), 4 * from.size(), cudaMemcpyHostToDevice,
+                                      device_test::stream()));
   };
   send(tokens, t), send(positions, p), send(slots, s), send(pages, g);
   NIBBLE_CHECK(graphs.padded(live) == captured);

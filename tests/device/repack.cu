@@ -19,7 +19,7 @@ void check_repack(const resident_layout& layout, std::uint64_t seed) {
   device_test::check(tiles.read() == w.tiles(), layout.shape.name().c_str(), __FILE__, __LINE__);
 }
 
-const bool registered = device_test::add("repack", "equals packing on the host", [] {
+const bool registered = device_test::add("repack", "C008: equals packing on the host, over dirty memory", [] {
   for (const weight_format format : {weight_format::nvfp4, weight_format::fp8})
     for (const int n : {1, 7, 16, 33, 1000})
       for (const int k : {16, 48, 128, 464, 2048}) {

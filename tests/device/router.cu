@@ -58,7 +58,7 @@ struct routers {
         d_gate(gate),
         d_norm(norm),
         workspace(router_workspace_bytes(S)) {
-    NIBBLE_CUDA_CHECK(cudaMemset(workspace.data(), 0, workspace.bytes()));
+    NIBBLE_CUDA_CHECK(cudaMemsetAsync(workspace.data(), 0, workspace.bytes(), device_test::stream()));
     NIBBLE_GOOD(family::for_each_kernel([](auto kernel, int threads, std::size_t shared, const char* name) {
       kernel_info info;
       const status s = prepare(kernel, threads, shared, name, &info);
@@ -144,7 +144,8 @@ struct routers {
     // NaN in a row: valid ids, NaN weights, and only there.
     std::vector<std::uint16_t> bad = hidden;
     bad[ldh + 7] = 0x7FC0;
-    NIBBLE_CUDA_CHECK(cudaMemcpy(d_hidden.data(), bad.data(), 2 * bad.size(), cudaMemcpyHostToDevice));
+    NIBBLE_CUDA_CHECK(cudaMemcpyAsync(d_hidden.data(), bad.data(), 2 * bad.size(), cudaMemcpyHostToDevice,
+                                      device_test::stream()));
     for (const bool prefill : {false, true}) {
       const routed got = run(3, 0, prefill);
       for (int k = 0; k < S.top_k; ++k) {
@@ -156,6 +157,66 @@ struct routers {
     }
   }
 };
+
+/// C018: negative logits in any order, huge ones, equal ones. Rows of ones, and one column of weights that
+/// says each expert's logit.
+template <router_shape S>
+void negative_logits() {
+  using family = router_family<S>;
+  NIBBLE_GOOD(family::for_each_kernel([](auto kernel, int threads, std::size_t shared, const char* name) {
+    return prepare(kernel, threads, shared, name);
+  }));
+  static_assert(S.experts == 256 && S.shared && S.normalise);
+  // 256 neighbours in bf16, 4 … 16, for experts in another order.
+  std::vector<float> distinct(256);
+  for (int i = 0; i < 256; ++i)
+    distinct[static_cast<std::size_t>(i * 37 % 256)] =
+        i < 128 ? 4 + static_cast<float>(i) / 32 : 8 + static_cast<float>(i - 128) / 16;
+  std::vector<float> huge = distinct;
+  for (auto& v : huge) v *= 1024;
+  constexpr int most = 70;
+  const buffer<std::uint16_t> hidden(
+      std::vector<std::uint16_t>(static_cast<std::size_t>(most) * S.hidden, bf16::encode(1)));
+  const buffer<std::uint16_t> gate(std::vector<std::uint16_t>(S.hidden, 0));
+  const buffer<float> norm(std::vector<float>(S.hidden, 0.0f));
+  const buffer<std::byte> workspace(std::vector<std::byte>(router_workspace_bytes(S)));
+  for (const auto& sizes :
+       {distinct, huge, std::vector<float>(256, 7.0f), std::vector<float>(256, 10240.0f)}) {
+    std::vector<std::uint16_t> columns(static_cast<std::size_t>(S.experts) * S.hidden, 0);
+    std::vector<double> logits;
+    for (int e = 0; e < S.experts; ++e) {
+      const float logit = -sizes[static_cast<std::size_t>(e)];
+      columns[static_cast<std::size_t>(e) * S.hidden] = bf16::encode(logit);
+      NIBBLE_CHECK(bf16::decode(bf16::encode(logit)) == logit);
+      logits.push_back(logit);
+    }
+    const ref::routing want = ref::route(logits, S.experts, S.top_k, true);
+    const buffer<std::uint16_t> weight(columns);
+    for (const int rows : {1, 3, 16, most}) {
+      const buffer<std::uint16_t> normed(static_cast<std::size_t>(rows) * S.hidden);
+      const buffer<std::int32_t> ids(static_cast<std::size_t>(rows) * S.top_k);
+      const buffer<float> weights(static_cast<std::size_t>(rows) * S.top_k),
+          shared(static_cast<std::size_t>(rows));
+      router_params p;
+      p.rows = rows, p.hidden = as_bf(hidden), p.ldh = S.hidden, p.norm = norm.data(), p.zero_centred = true;
+      p.weight = as_bf(weight), p.gate = as_bf(gate), p.normed = as_bf(normed), p.ldn = S.hidden;
+      p.ids = ids.data(), p.weights = weights.data(), p.shared_weights = shared.data();
+      p.workspace = workspace.data();
+      NIBBLE_GOOD(family::launch(p, chained));
+      const auto got = ids.read();
+      const auto got_weights = weights.read();
+      for (int r = 0; r < rows; ++r) {
+        float sum = 0;
+        for (int i = 0; i < S.top_k; ++i) {
+          const auto at = static_cast<std::size_t>(r * S.top_k + i);
+          NIBBLE_CHECK(got[at] == want.ids[static_cast<std::size_t>(i)]);
+          sum += got_weights[at];
+        }
+        NIBBLE_CHECK(std::fabs(sum - 1) < 1e-6f);
+      }
+    }
+  }
+}
 
 template <int Width>
 void norms(std::uint64_t seed) {
@@ -238,6 +299,10 @@ const bool added[] = {
     device_test::add("router", "all experts",
                      [] {
                        routers<router_shape{256, 6, 6, true, true}>(5).check_all();
+                     }),
+    device_test::add("router", "C018: negative, huge and equal logits",
+                     [] {
+                       negative_logits<router_shape{2048, 256, 8, true, true}>();
                      }),
     device_test::add("small", "norms", [] { norms<2048>(6), norms<256>(7), norms<1280>(8); }),
     device_test::add("small", "embedding and selection", [] { copies<50, 2048>(9), copies<7, 8>(10); }),

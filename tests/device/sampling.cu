@@ -113,7 +113,7 @@ struct launcher {
   buffer<std::byte> workspace;
 
   explicit launcher(int most) : workspace(sampling_workspace_bytes(Vocab, most)) {
-    NIBBLE_CUDA_CHECK(cudaMemset(workspace.data(), 0, workspace.bytes()));
+    NIBBLE_CUDA_CHECK(cudaMemsetAsync(workspace.data(), 0, workspace.bytes(), device_test::stream()));
     NIBBLE_GOOD(family::for_each_kernel([](auto kernel, int threads, std::size_t shared, const char* name) {
       kernel_info info;
       const status s = prepare(kernel, threads, shared, name, &info);
@@ -146,7 +146,8 @@ struct launcher {
       first_steps.push_back(rows[i].r.step);
       if (i % 2 == 1) r[i].step = 12345, r[i].step_at = steps.data() + i;  // read from the device instead
     }
-    NIBBLE_CUDA_CHECK(cudaMemcpy(steps.data(), first_steps.data(), 8 * count, cudaMemcpyHostToDevice));
+    NIBBLE_CUDA_CHECK(cudaMemcpyAsync(steps.data(), first_steps.data(), 8 * count, cudaMemcpyHostToDevice,
+                                      device_test::stream()));
     buffer<float> d_logits(logits);
     buffer<sampling_row> d_rows(r);
     buffer<sampled_row> out(count);
@@ -351,7 +352,8 @@ const bool added[] = {
     device_test::add("small", "one chunk", [] { against_reference<2048>(1, 2); }),
     device_test::add("small", "odd", [] { against_reference<4999>(2, 2); }),
     device_test::add("small", "greedy", [] { greedy_only<4999>(4), greedy_only<2048>(5); }),
-    device_test::add("small", "no distribution", [] { no_distribution<2048>(), no_distribution<6001>(); }),
+    device_test::add("small", "C016: no distribution",
+                     [] { no_distribution<2048>(), no_distribution<6001>(); }),
     device_test::add("full", "248320 tokens", [] { against_reference<248320>(3, 1); }),
     device_test::add("full", "greedy", [] { greedy_only<248320>(6); }),
 };

@@ -32,6 +32,23 @@ int follow(model_runner& runner, const std::vector<reference_case>& cases, std::
   return same;
 }
 
+/// C089, C090: a slot whose sequence was given up in its prompt or while it decoded is empty for the next.
+void check_reuse(model_runner& runner, const std::vector<reference_case>& cases, const std::string& name) {
+  sequence fresh(runner, 3);
+  fresh.append(cases[0].prompt, 512);
+  for (std::size_t round = 0; round < (quick ? 2u : 30u); ++round) {
+    const auto& stranger = cases[1 + round % (cases.size() - 1)];
+    const std::span<const std::int32_t> prompt(stranger.prompt);
+    sequence before(runner, 5);
+    before.append(prompt.first(1 + round * 7 % prompt.size()), 11);
+    for (std::size_t i = 0; i < round % 3; ++i) before.append({&stranger.completion[0], 1}, 1);
+    sequence after(runner, 5);
+    after.append(cases[0].prompt, 512);
+    check(after.logits() == fresh.logits(),
+          name + ": round " + std::to_string(round) + ": a used slot shows");
+  }
+}
+
 /// Nothing is loaded, allocated or instantiated by 10,000 mixed steps after the start, whatever they carry.
 void check_steady_state(const std::filesystem::path& folder, const std::string& name) {
   for (const int slots : {0, 40}) {
@@ -99,6 +116,7 @@ void check_layout(const std::filesystem::path& folder, const std::string& name, 
                 cases.size());
     check_mixed_steps(runner, cases, name);
     check_draws(runner, cases, name);
+    check_reuse(runner, cases, name);
   }
   check_batches(runner, cases, name);
   std::printf(" done\n");

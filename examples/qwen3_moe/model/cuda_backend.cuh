@@ -361,7 +361,8 @@ class cuda_backend {
   /// The routed experts of `count` rows from `first` on, and the shared one where it joins them.
   template <class Experts>
   void run_experts(const Experts& op, layer_place place, device_rows& sum, int first, int count) {
-    launch<typename families::experts>("experts", [&](nibble::moe::experts_params& p) {
+    run("experts", [&] {
+      nibble::moe::experts_params p;
       const auto row = static_cast<std::ptrdiff_t>(first);
       p.m = count;
       p.slots = experts.slots, p.slot_scales = experts.slot_scales, p.slot_count = experts.slot_count;
@@ -381,6 +382,7 @@ class cuda_backend {
       p.workspace = experts_workspace_, p.workspace_bytes = experts_workspace_bytes_;
       p.y = sum.data + row * sum.columns, p.ldy = sum.columns;
       p.residual = p.y, p.ldr = sum.columns;
+      return launcher::template launch<typename families::experts>(p, rows_, options_);
     });
   }
 

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -76,11 +77,10 @@ class expert_offload {
   void share_with_host(std::unique_ptr<host_experts_server> server, std::span<const std::int32_t> fetch_of) {
     if (fetch_of.size() != most_split_misses + 1)
       throw error("expert offload: the split of misses has another length");
-    split_ = device_memory(1024);
-    require(runtime_status(cudaMemset(split_.data(), 0, split_.bytes()), where, "the split was not sent"));
-    require(runtime_status(
-        cudaMemcpy(split_.data(), fetch_of.data(), fetch_of.size_bytes(), cudaMemcpyHostToDevice), where,
-        "the split was not sent"));
+    std::vector<std::int32_t> words(256, 0);
+    std::copy(fetch_of.begin(), fetch_of.end(), words.begin());
+    split_ = device_memory(4 * words.size());
+    copy_to_device(split_.data(), words.data(), 4 * words.size());
     host_ = std::move(server);
   }
   [[nodiscard]] bool shares_with_host() const { return host_ != nullptr; }

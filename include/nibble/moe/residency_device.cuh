@@ -80,9 +80,7 @@ class device_residency {
       throw error("residency: tables for a shape, a number of slots or scales that cannot be");
     require(
         runtime_status(cudaMemset(memory_.data(), 0, layout_.bytes), where, "the tables were not cleared"));
-    require(runtime_status(cudaMemcpy(memory_.data() + layout_.expert_scales, scales.data(),
-                                      scales.size_bytes(), cudaMemcpyHostToDevice),
-                           where, "the scales were not copied"));
+    copy_to_device(memory_.data() + layout_.expert_scales, scales.data(), scales.size_bytes());
   }
 
   [[nodiscard]] static std::uint64_t bytes(const residency_shape& shape, int most_slots) {

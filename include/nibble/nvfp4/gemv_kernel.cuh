@@ -362,6 +362,14 @@ __device__ __forceinline__ void gemv_one_shot(const gemv_params<Epilogue, Input>
   }
 }
 
+/// Lanes of a warp that say it has read a ring slot. One is enough, behind a __syncwarp; the race checker
+/// does not follow that, so a program it is to see clean lets every lane arrive.
+#ifdef NIBBLE_RING_EVERY_LANE
+inline constexpr int ring_arrivals = 32;
+#else
+inline constexpr int ring_arrivals = 1;
+#endif
+
 template <resident_layout Layout, gemv_policy Policy, class Epilogue, class Input>
 __device__ __forceinline__ void gemv_ring(const gemv_params<Epilogue, Input>& p) {
   constexpr gemv_plan plan = plan_for<Layout, Policy>;
@@ -385,7 +393,7 @@ __device__ __forceinline__ void gemv_ring(const gemv_params<Epilogue, Input>& p)
   if (threadIdx.x == 0) {
     for (int s = 0; s < stages; ++s) {
       barrier_init(shared_address(&full[s]), 1);
-      barrier_init(shared_address(&empty[s]), W);
+      barrier_init(shared_address(&empty[s]), W * ring_arrivals);
     }
     barrier_init_fence();
   }
@@ -437,7 +445,7 @@ __device__ __forceinline__ void gemv_ring(const gemv_params<Epilogue, Input>& p)
     for (int k = 0; k < per_warp; ++k)
       f[k].load(shared_address(shared + s * bytes + (warp * per_warp + k) * plan.tile_bytes), lane);
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&empty[s]));
+    if (lane < ring_arrivals) barrier_arrive(shared_address(&empty[s]));
     typename product::acc_t acc;
     product::zero(acc);
 #pragma unroll

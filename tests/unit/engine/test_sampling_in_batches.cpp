@@ -70,7 +70,7 @@ TEST_CASE("greedy, random and tiny temperatures share a batch") {
   CHECK(items[3].sink->tokens == items[0].sink->tokens);
 }
 
-TEST_CASE("a row without a distribution ends its request and no other") {
+TEST_CASE("C016, C098: a row without a distribution ends its request and no other") {
   for (const float bad : {nan_value, infinity, -infinity}) {
     fake_runner runner(small_limits());
     engine_counters counters;

@@ -26,11 +26,13 @@ int chosen(std::initializer_list<int> architectures, int compute_capability) {
 
 }  // namespace
 
-TEST_CASE("a device gets the code of its architecture") {
+TEST_CASE("C019: a device gets the code of its architecture, or none") {
   for (const int a : {80, 86, 89, 90, 100, 120}) {
     CHECK(chosen({80, 86, 89, 90, 100, 120}, a) == a);
     CHECK(chosen({a}, a) == a);
   }
+  // Too old, and not known yet: refused by the number, not tried.
+  for (const int unknown : {75, 121, 130}) CHECK(chosen({80, 86, 89, 90, 100, 120}, unknown) == 0);
 }
 
 TEST_CASE("code runs on later devices of its major version, before 9.0") {
@@ -42,7 +44,7 @@ TEST_CASE("code runs on later devices of its major version, before 9.0") {
   CHECK(chosen({89}, 86) == 0);
 }
 
-TEST_CASE("no code for a device is no build, never one of another generation") {
+TEST_CASE("C020: no code for a device is no build, never one of another generation") {
   CHECK(chosen({80, 86, 89}, 90) == 0);
   CHECK(chosen({90}, 89) == 0);
   CHECK(chosen({90}, 100) == 0);

@@ -146,6 +146,28 @@ TEST_CASE("delta rule: chunked against fp64 and against recurrent") {
   });
 }
 
+TEST_CASE("C093: delta rule: the last chunk of every length, with decays that show a mistake") {
+  random_source random;
+  INFO(random.seed_text());
+  thread_pool pool;
+  const delta_rule_shape shape{1, 2, 16, 24};
+  on_every_target([&](const std::string&) {
+    for (const int rows : {1, 2, 3, 4, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129}) {
+      INFO(rows << " rows");
+      problem p = make_problem(random, pool, shape, rows);
+      for (std::size_t i = 0; i < p.log_decay.size(); ++i) p.log_decay[i] = i % 3 == 0 ? -5.0f : -0.05f;
+      const exact_result e = exact(p, 1);
+      for (const int chunk : {32, 64}) {
+        floats state = p.state, out(static_cast<std::size_t>(p.rows * p.value()), quiet_nan);
+        const std::vector<sequence_span> whole{{0, p.rows, 0, 1, nullptr}};
+        delta_rule_chunked(pool, whole, shape, p.input(), state.data(), out.data(), p.value(), chunk);
+        CHECK(largest_error(out, e.out) <= 5e-6);
+        CHECK(largest_error(slot_of(state, 1), e.state) <= 5e-6);
+      }
+    }
+  });
+}
+
 TEST_CASE("delta rule: gates") {
   random_source random;
   INFO(random.seed_text());

@@ -6,9 +6,9 @@
 #include "kernel_test.hpp"
 
 using namespace kernel_test;
+using nibble::weight_format;
 using nibble::host::expert_weights;
 using nibble::host::thread_pool;
-using nibble::weight_format;
 using nibble::ref::widen;
 
 namespace {
@@ -126,7 +126,7 @@ TEST_CASE("experts: more tokens than one pass takes, and nobody chosen") {
     if (v != 0.0f) CHECK(v == 0.0f);
 }
 
-TEST_CASE("experts: gate and up keep their own scales and their order") {
+TEST_CASE("C002, C004: experts: gate and up keep their own scales and their order") {
   thread_pool pool;
   const floats x(16, 1.0f / 16);
   const auto rows = [](unsigned code) {

@@ -2,8 +2,8 @@
 #include "kernel_test.hpp"
 
 using namespace kernel_test;
-using nibble::host::thread_pool;
 using nibble::weight_format;
+using nibble::host::thread_pool;
 
 namespace {
 
@@ -172,6 +172,30 @@ TEST_CASE("linear: products that field reports got wrong") {
     CHECK(product(2, 0x7E, 1.0f, 1) == 7168.0f);
     CHECK(product(2, 0xB8, 1.0f, 1) == -16.0f);
     CHECK(product(10, 0x81, 1.0f, 1) == 0.03125f);
+  });
+}
+
+TEST_CASE("C013: activations stay what they are: an outlier does not swallow its block") {
+  random_source random;
+  INFO(random.seed_text());
+  thread_pool pool;
+  on_every_target([&](const std::string&) {
+    for (const weight_format format : {weight_format::nvfp4, weight_format::fp8, weight_format::bf16}) {
+      const int n = 24, k = 256;
+      const random_weight w = make_weight(random, format, n, k, 1.0f);
+      floats x(static_cast<std::size_t>(k), 1e-2f);
+      for (int block = 0; block < k; block += 16) x[static_cast<std::size_t>(block + block / 16 % 16)] = 1e4f;
+      floats y(static_cast<std::size_t>(n), quiet_nan), small_y = y;
+      linear(pool, w.view, x.data(), 1, y.data());
+      // With the outliers at weights of zero only the small values count.
+      floats small_x = x;
+      for (auto& v : small_x) v = v > 1 ? 0.0f : v;
+      linear(pool, w.view, small_x.data(), 1, small_y.data());
+      const auto exact = nibble::ref::linear(w.exact, nibble::ref::widen(x), 1);
+      const auto small = nibble::ref::linear(w.exact, nibble::ref::widen(small_x), 1);
+      CHECK(largest_error(y, exact) <= 1e-5);
+      CHECK(largest_error(small_y, small) <= 1e-5);
+    }
   });
 }
 

@@ -54,6 +54,28 @@ TEST_CASE("router: ties go to the lower id") {
   CHECK(r.weights[0] == r.weights[1]);
 }
 
+TEST_CASE("C018: router: negative logits, equal ones and huge ones choose like a sort") {
+  random_source random;
+  INFO(random.seed_text());
+  thread_pool pool;
+  on_every_target([&](const std::string&) {
+    floats negative;
+    for (int i = 0; i < 256; ++i) negative.push_back(-5.0f - 1e-3f * static_cast<float>(i));
+    std::shuffle(negative.begin(), negative.end(), random.engine());
+    floats huge = negative;
+    for (auto& v : huge) v = 2e3f * v;
+    for (const floats& logits : {negative, huge, floats(256, -7.0f), floats(256, -1e4f)}) {
+      // The row's memory ends with the row.
+      const routed got = run(pool, logits, 256, 8);
+      const auto expected = nibble::ref::route(widen(logits), 256, 8, true);
+      CHECK(std::equal(got.ids.begin(), got.ids.end(), expected.ids.begin(), expected.ids.end()));
+      float sum = 0;
+      for (const float w : got.weights) sum += w;
+      CHECK(std::fabs(sum - 1) < 1e-6f);
+    }
+  });
+}
+
 TEST_CASE("router: numbers that are none keep ids valid and distinct") {
   thread_pool pool;
   const float infinity = std::numeric_limits<float>::infinity();

@@ -77,7 +77,7 @@ TEST_CASE("sampling: edges of the filters keep at least one token, ties go to th
   CHECK(dense({-infinity, 2, -infinity}, params_of(1, 0, 1, 0)) == floats{0, 1, 0});
 }
 
-TEST_CASE("sampling: rows without a distribution are errors, never a token") {
+TEST_CASE("C016: sampling: rows without a distribution are errors, never a token") {
   sampling_workspace workspace;
   for (const floats& row : {floats(5, quiet_nan), floats{1, 2, quiet_nan, 3}, floats(4, -infinity),
                             floats(4, infinity), floats{1, infinity}, floats{}})

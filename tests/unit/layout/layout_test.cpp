@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nibble/fp8/layout.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "nibble/core/error.hpp"
@@ -115,6 +117,38 @@ TEST_CASE("NVFP4 tiles give back the canonical matrix, over random geometries an
     REQUIRE(codes_back == canonical_codes);
     REQUIRE(scales_back == canonical_scales);
   }
+}
+
+TEST_CASE("C008: padding of tiles is written: old bytes of the memory are never multiplied") {
+  std::mt19937 random(8);
+  for (const int n : {1, 7, 33})
+    for (const int k : {16, 48, 464, 2880}) {
+      const resident_layout layout{matrix(n, k, weight_format::nvfp4)};
+      const auto count = static_cast<std::size_t>(n) * static_cast<std::size_t>(k);
+      const auto codes = random_bytes(count / 2, random, false),
+                 scales = random_bytes(count / 16, random, true);
+      std::vector<std::uint8_t> dirty(layout.bytes(), 0xFF), clean(layout.bytes(), 0x00);
+      nibble::nvfp4::pack(layout, codes, scales, dirty);
+      nibble::nvfp4::pack(layout, codes, scales, clean);
+      CHECK(dirty == clean);
+    }
+}
+
+TEST_CASE("C011: packing writes its own bytes and none behind them") {
+  std::mt19937 random(11);
+  for (const int n : {1, 127, 128, 129, 1024})
+    for (const int k : {16, 512}) {
+      const resident_layout layout{matrix(n, k, weight_format::nvfp4)};
+      const auto count = static_cast<std::size_t>(n) * static_cast<std::size_t>(k);
+      const auto codes = random_bytes(count / 2, random, false),
+                 scales = random_bytes(count / 16, random, true);
+      constexpr std::size_t canary = 4096;
+      std::vector<std::uint8_t> memory(layout.bytes() + canary, 0xA5);
+      nibble::nvfp4::pack(layout, codes, scales, std::span(memory).first(layout.bytes()));
+      CHECK(std::all_of(memory.end() - canary, memory.end(), [](auto byte) { return byte == 0xA5; }));
+      CHECK_THROWS_AS(nibble::nvfp4::pack(layout, codes, scales, std::span(memory).first(layout.bytes() - 1)),
+                      nibble::error);
+    }
 }
 
 TEST_CASE("FP8 and bf16 tiles are permutations, over random geometries") {

@@ -144,6 +144,17 @@ TEST_CASE("C053: layer kinds from the list, the interval, or both in agreement")
   CHECK(parse(config).config.full_layers() == 2);
 }
 
+TEST_CASE("C086: weights of the chosen experts are normalised unless the file says otherwise") {
+  json::value config = tiny();
+  auto& text = config.at("text_config").as_object();
+  text.erase("norm_topk_prob");
+  CHECK(parse(config).config.normalise_top_k);
+  text["norm_topk_prob"] = true;
+  CHECK(parse(config).config.normalise_top_k);
+  text["norm_topk_prob"] = false;
+  CHECK_FALSE(parse(config).config.normalise_top_k);
+}
+
 TEST_CASE("C054: unknown layer types are refused, not ignored") {
   CHECK(has(complaint([](auto&, auto& text) { text["layer_types"].as_array()[2] = "sliding_attention"; }),
             "names \"sliding_attention\" for layer 2"));

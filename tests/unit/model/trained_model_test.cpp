@@ -66,7 +66,7 @@ TEST_CASE("mixed layout: logits and all greedy continuations") { check_layout("m
 TEST_CASE("nvfp4 layout: logits and all greedy continuations") { check_layout("nvfp4", "tiny-nvfp4"); }
 TEST_CASE("ct layout: logits and all greedy continuations") { check_layout("ct", "tiny-ct"); }
 
-TEST_CASE("the bundled model: prefill in pieces, token by token and at once give the same bits") {
+TEST_CASE("C092: the bundled model: prefill in pieces, token by token and at once give the same bits") {
   load_options options;
   options.max_running = 1;
   options.device = device_choice::host;

@@ -97,7 +97,7 @@ TEST_CASE("a store is filled, locked in whole pages, and unlocked", "[store]") {
   REQUIRE(locker.ranges.empty());
 }
 
-TEST_CASE("memory that cannot be locked is used unlocked, with one note", "[store]") {
+TEST_CASE("C103: memory that cannot be locked is used unlocked, with one note", "[store]") {
   for (const int most : {0, 1, 3}) {
     counting_locker locker(most);
     auto o = options_for(200, 128 * 3);

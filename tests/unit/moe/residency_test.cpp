@@ -101,7 +101,7 @@ TEST_CASE("a placement makes what it is asked for resident and keeps what it use
   }
 }
 
-TEST_CASE("exactly as many slots as a token asks for, and one fewer", "[residency]") {
+TEST_CASE("C100: exactly as many slots as a token asks for, and one fewer", "[residency]") {
   const residency_shape shape{2, 16, 8};
   host_residency exact(shape, 8), fewer(shape, 7);
   const std::vector<std::int32_t> a{0, 1, 2, 3, 4, 5, 6, 7}, b{8, 9, 10, 11, 12, 13, 14, 15};
@@ -150,6 +150,19 @@ TEST_CASE("protected experts stay", "[residency]") {
   REQUIRE(r.slot_of()[3] >= 0);
   REQUIRE(r.slot_of()[4] >= 0);
   REQUIRE(r.counts().good());
+}
+
+TEST_CASE("C102: with every slot protected a miss is counted, and no slot changes hands", "[residency]") {
+  const residency_shape shape{2, 8, 2};
+  host_residency r(shape, 4);
+  static_cast<void>(r.place(decode(0, {0, 1})));
+  static_cast<void>(r.place(decode(1, {2, 3})));
+  for (const int number : {0, 1, 8 + 2, 8 + 3}) r.protect(number);
+  const std::vector<std::int32_t> before(r.slot_of().begin(), r.slot_of().end());
+  REQUIRE(r.place(decode(0, {4, 5})).demand.empty());
+  REQUIRE(std::equal(before.begin(), before.end(), r.slot_of().begin()));
+  REQUIRE(r.counts().unplaced == 2);
+  REQUIRE_FALSE(r.counts().good());  // the step fails: nothing computes with another expert's bytes
 }
 
 TEST_CASE("guesses are few, likeliest first, and spare the layer that computes", "[residency]") {

@@ -77,7 +77,7 @@ TEST_CASE("NVFP4: quantisation equals the golden file bit for bit") {
   CHECK(cases == 10);
 }
 
-TEST_CASE("NVFP4: magnitudes decide the scales, not the largest signed value") {
+TEST_CASE("C014: NVFP4: magnitudes decide the scales, not the largest signed value") {
   std::vector<float> row(16, -8.0f);
   row[15] = 1.0f;
   const nvfp4::quantized_matrix q = nvfp4::quantize(row, 1, 16);
@@ -88,14 +88,15 @@ TEST_CASE("NVFP4: magnitudes decide the scales, not the largest signed value") {
   CHECK(back[15] == Approx(8.0f / 6).epsilon(1e-6));  // 0.75 of a step is a tie: to 1, the even code
 }
 
-TEST_CASE("NVFP4: zeros stay zeros") {
+TEST_CASE("C014: NVFP4: zeros stay zeros") {
   const nvfp4::quantized_matrix q = nvfp4::quantize(std::vector<float>(32, 0.0f), 2, 16);
   CHECK(q.global_scale == 1e-12f);
   CHECK(q.block_scales == std::vector<std::uint8_t>{0x01, 0x01});
   for (const float v : nvfp4::dequantize(q)) CHECK(v == 0.0f);
 }
 
-TEST_CASE("NVFP4: block scales clamp to [2^-9, 448] and elements are rounded against the stored scale") {
+TEST_CASE(
+    "C015: NVFP4: block scales clamp to [2^-9, 448] and elements are rounded against the stored scale") {
   // Global scale 1: a block's scale is a sixth of its largest value.
   CHECK(nvfp4::block_scale_of(6 * 0.0009f, 1.0f) == 0x01);
   CHECK(nvfp4::block_scale_of(6 * 0.00195f, 1.0f) == 0x01);
@@ -113,7 +114,7 @@ TEST_CASE("NVFP4: block scales clamp to [2^-9, 448] and elements are rounded aga
   CHECK(nvfp4::code_of(-1e-30f, 0x01, 1.0f) == 8);
 }
 
-TEST_CASE("NVFP4: what cannot be quantised is refused with its place") {
+TEST_CASE("C015: NVFP4: what cannot be quantised is refused with its place") {
   std::vector<float> row(16, 1.0f);
   CHECK(refusal(row).empty());
   row[5] = infinity;
