@@ -24,7 +24,9 @@ namespace qwen3_moe {
 class once {
  public:
   explicit once(std::function<void()> body) : body_(std::move(body)) {}
-  void operator()() { std::call_once(flag_, body_); }
+  void operator()() {
+    if (body_) std::call_once(flag_, body_);
+  }
 
  private:
   std::once_flag flag_;
@@ -35,7 +37,7 @@ class once {
 /// before the first expert is packed; what it throws ends the start
 template <class Config>
 [[nodiscard]] weight_source<Config> source_of(causal_lm<Config>& bound, int threads,
-                                              std::function<void()> check_experts) {
+                                              std::function<void()> check_experts = {}) {
   weight_source<Config> source;
   const auto checked = std::make_shared<once>(std::move(check_experts));
   source.write_dense = [&bound, threads](device_uploader& uploader, std::byte* memory,
