@@ -12,7 +12,9 @@
 
 #include "compiled/bench_model.hpp"
 #include "model/cuda_runner.cuh"
+#include "offload_steps.cuh"
 #include "random_source.cuh"
+#include "timing.cuh"
 
 namespace {
 
@@ -27,6 +29,9 @@ struct arguments {
   int step_tokens = 8192;
   int most_context = 0;
   std::uint64_t vram_limit_bytes = 0;
+  std::vector<int> offload_gib;   ///< cards on which not all experts fit
+  std::vector<int> first_tokens;  ///< prompts on the card of 12 GiB, or on the only one
+  bool cpu = false;               ///< misses may be left to the CPU, where that measures faster
   bool breakdown = false;
   std::string facts;  ///< further fields of every row: device, driver, commit, date
 };
@@ -42,67 +47,39 @@ std::vector<int> numbers(const char* text) {
   return out;
 }
 
-void good(cudaError_t e, const char* what) {
-  nibble::require(nibble::runtime_status(e, "bench_steps", what));
-}
+using bench::clock;
+using bench::good;
+using bench::median;
 
-__global__ void read_kernel(const uint4* data, std::size_t count, unsigned* out) {
-  unsigned sum = 0;
-  for (std::size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
-    const uint4 v = __ldcs(data + i);
-    sum ^= v.x ^ v.y ^ v.z ^ v.w;
-  }
-  if (sum == 0x12345678u) *out = sum;
-}
-
-class clock {
- public:
-  explicit clock(cudaStream_t stream) : stream_(stream) {
-    good(cudaEventCreate(&begin_), "event");
-    good(cudaEventCreate(&end_), "event");
-  }
-  template <class Body>
-  double us(Body&& body) {
-    good(cudaEventRecord(begin_, stream_), "event");
-    body();
-    good(cudaEventRecord(end_, stream_), "event");
-    good(cudaEventSynchronize(end_), "the timed work failed");
-    float ms = 0;
-    good(cudaEventElapsedTime(&ms, begin_, end_), "event");
-    return 1000.0 * static_cast<double>(ms);
-  }
-
- private:
-  cudaStream_t stream_;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
-};
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
-}
-
-/// Bytes a decode step cannot avoid: dense weights but for the embedding table, the distinct experts that
-/// uniform routing chooses, keys and values of the context, states read and written.
-double step_bytes(int batch, int context) {
+/// Bytes a decode step cannot avoid, whatever its routing: dense weights but for the embedding table, keys
+/// and values of the context, states read and written.
+double dense_step_bytes(int batch, int context) {
   double bytes = static_cast<double>(qwen3_moe::dense_device_bytes<config>()) -
                  2.0 * c.vocab_size * c.hidden_size + 2.0 * batch * c.hidden_size;
-  double missed = 1;
-  for (int b = 0; b < batch; ++b) missed *= 1.0 - static_cast<double>(c.experts_per_token) / c.experts;
-  bytes += c.layers * (1 - missed) * c.experts * static_cast<double>(qwen3_moe::expert_slot_bytes_of(c));
   bytes += static_cast<double>(batch) * context * static_cast<double>(qwen3_moe::kv_page_bytes_of(c, kv)) /
            qwen3_moe::device_page_tokens;
   bytes += 2.0 * batch * static_cast<double>(qwen3_moe::state_slot_bytes_of(c));
   return bytes;
+}
+/// The same with the distinct experts that uniform routing chooses.
+double step_bytes(int batch, int context) {
+  double missed = 1;
+  for (int b = 0; b < batch; ++b) missed *= 1.0 - static_cast<double>(c.experts_per_token) / c.experts;
+  return dense_step_bytes(batch, context) +
+         c.layers * (1 - missed) * c.experts * static_cast<double>(qwen3_moe::expert_slot_bytes_of(c));
 }
 
 class benchmark {
  public:
   benchmark(runner& r, const arguments& a)
       : runner_(r), arguments_(a), stream_(r.engine().model().backend().stream()), clock_(stream_) {
-    measure_bandwidth();
+    bytes_per_us_ = bench::memory_bytes_per_us(clock_);
   }
+
+  [[nodiscard]] double bytes_per_us() const { return bytes_per_us_; }
+  [[nodiscard]] double link_bytes_per_us() { return bench::link_bytes_per_us(clock_); }
+  /// See place().
+  void place_one(int context) { place(1, context, context / runner_.limits().page_tokens + 1); }
 
   void decode(int batch, int context) {
     const auto& limits = runner_.limits();
@@ -158,21 +135,6 @@ class benchmark {
   }
 
  private:
-  void measure_bandwidth() {
-    const std::size_t bytes = std::size_t{4} << 30;
-    const nibble::device_memory data(bytes), out(256);
-    good(cudaMemset(data.data(), 1, bytes), "memset");
-    double best = 1e30;
-    for (int blocks : {132 * 4, 132 * 8, 132 * 16})
-      for (int i = 0; i < 4; ++i)
-        best = std::min(best, clock_.us([&] {
-          read_kernel<<<static_cast<unsigned>(blocks), 512, 0, stream_>>>(data.as<uint4>(), bytes / 16,
-                                                                          out.as<unsigned>());
-        }));
-    bytes_per_us_ = static_cast<double>(bytes) / best;
-    std::fprintf(stderr, "read bandwidth %.2f TB/s\n", bytes_per_us_ / 1e6);
-  }
-
   /// One real step, after which the device's arrays describe `batch` sequences at `context`.
   void place(int batch, int context, int pages_each) {
     pages_.assign(static_cast<std::size_t>(batch) * static_cast<std::size_t>(pages_each), 0);
@@ -218,13 +180,13 @@ class benchmark {
     for (const char* op : {"embed", "norm", "project", "project_and_add", "attention", "delta rule", "router",
                            "experts", "lm_head"}) {
       backend.left_out = op;
-      nibble::require(graphs.capture({rows}, 0, false));
+      nibble::require(graphs.capture({rows}, runner_.engine().model().signature(), false));
       const double us = time_decode(batch);
       std::printf("{\"bench\":\"decode_share\",\"model\":\"%s\",\"batch\":%d,\"op\":\"%s\",\"us\":%.1f%s}\n",
                   std::string(config::name).c_str(), batch, op, whole_us - us, arguments_.facts.c_str());
     }
     backend.left_out = nullptr;
-    nibble::require(graphs.capture(sizes, 0, false));
+    nibble::require(graphs.capture(sizes, runner_.engine().model().signature(), false));
     std::fflush(stdout);
   }
   void prefill_breakdown(int tokens, std::vector<std::int32_t>& ids, std::vector<std::int32_t>& pages) {
@@ -261,6 +223,64 @@ class benchmark {
   std::vector<float> logits_;
 };
 
+/// A start as the server makes it, but for the context.
+runner start(bench::random_model<config>& weights, double vram_gib, int step_tokens, int context, bool cpu) {
+  nibble::start_options options;
+  auto& request = options.request;
+  request.context_tokens = context;
+  request.max_running = 1;
+  request.preferred_step_tokens = 512;
+  request.preferred_step_tokens_fetching = 2048;
+  if (step_tokens > 0) request.step_tokens = step_tokens;
+  if (vram_gib > 0) request.vram_limit_bytes = static_cast<std::uint64_t>(vram_gib * 1073741824.0);
+  options.log = [](std::string_view line) {
+    std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
+  };
+  auto source = weights.source();
+  source.keeping.cpu = cpu ? qwen3_moe::cpu_share::measured : qwen3_moe::cpu_share::off;
+  return runner(nibble::startup::start<core>(std::move(options), std::move(source), context));
+}
+
+/// Rows of bench/results/…/offload.json: decode on each card, then prompts and the start.
+int run_offload(const arguments& a) {
+  using offload = bench::offload_benchmark<runner>;
+  constexpr int decode_context = 512;
+  int context = 1024;
+  for (const int tokens : a.first_tokens) context = std::max(context, tokens + 16);
+  bench::random_model<config> weights(7);
+  double memory = 1, link = 1;
+  std::vector<std::pair<int, double>> resident;  // step tokens of 2048 and of the whole prompt
+  {
+    runner whole = start(weights, 0, a.step_tokens, context, false);
+    benchmark b(whole, a);
+    memory = b.bytes_per_us(), link = b.link_bytes_per_us();
+    offload o(whole, a.facts, memory, link);
+    for (const int tokens : a.first_tokens) resident.emplace_back(tokens, o.prompt(tokens).ms);
+  }
+  const auto prompts = [&](offload& o, int gib, int least) {
+    for (const auto& [tokens, ms] : resident)
+      if (tokens >= least) o.first_token(gib, tokens, ms);
+  };
+  for (const int gib : a.offload_gib) {
+    const bool all = gib == 12 || a.offload_gib.size() == 1;
+    runner r = start(weights, gib, 0, context, a.cpu);
+    benchmark b(r, a);
+    offload o(r, a.facts, memory, link);
+    if (all) o.start(gib);
+    b.place_one(decode_context);
+    for (const double exponent : {0.0, 1.0}) o.decode(gib, exponent, dense_step_bytes(1, decode_context));
+    if (all) prompts(o, gib, 0);
+  }
+  for (const int gib : a.offload_gib)
+    if (gib == 12 || a.offload_gib.size() == 1) {
+      // Long prompts in one step: every expert is fetched once.
+      runner r = start(weights, gib, a.step_tokens, context, a.cpu);
+      offload o(r, a.facts, memory, link);
+      prompts(o, gib, 2049);
+    }
+  return 0;
+}
+
 int run(int argc, char** argv) {
   arguments a;
   for (int i = 1; i < argc; ++i) {
@@ -276,17 +296,26 @@ int run(int argc, char** argv) {
       a.step_tokens = std::atoi(value());
     else if (name == "--vram-limit-gib")
       a.vram_limit_bytes = static_cast<std::uint64_t>(std::atof(value()) * 1073741824.0);
+    else if (name == "--offload-gib")
+      a.offload_gib = numbers(value());
+    else if (name == "--first-token")
+      a.first_tokens = numbers(value());
+    else if (name == "--cpu")
+      a.cpu = true;
     else if (name == "--breakdown")
       a.breakdown = true;
     else if (name == "--facts")
       a.facts = value();
     else {
-      std::fprintf(stderr,
-                   "bench_steps [--batch 1,8] [--context 512] [--prefill 8192] [--step-tokens 8192] "
-                   "[--vram-limit-gib 12] [--breakdown] [--facts ,\\\"device\\\":…]\n");
+      std::fprintf(
+          stderr,
+          "bench_steps [--batch 1,8] [--context 512] [--prefill 8192] [--step-tokens 8192] "
+          "[--vram-limit-gib 12] [--breakdown] [--offload-gib 8,12,16 [--first-token 1,64,8192] [--cpu]] "
+          "[--facts ,\\\"device\\\":…]\n");
       return 2;
     }
   }
+  if (!a.offload_gib.empty()) return run_offload(a);
   nibble::start_options options;
   auto& request = options.request;
   const int most_context =

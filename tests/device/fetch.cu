@@ -4,46 +4,28 @@
 #include <memory>
 
 #include "device_test.cuh"
+#include "expert_stores.cuh"
 #include "nibble/moe/experts_family.cuh"
 #include "nibble/moe/fetch_launch.cuh"
 #include "nibble/moe/fetch_server.cuh"
 #include "nibble/moe/fetch_staged.cuh"
 #include "nibble/moe/fetch_stream.cuh"
 #include "nibble/moe/placement_calibrate.cuh"
-#include "nibble/moe/placement_offload.cuh"
+#include "nibble/moe/placement_host.cuh"
+#include "nibble/moe/placement_server.cuh"
 #include "nibble/moe/residency_device.cuh"
 #include "nibble/moe/residency_launch.cuh"
 
 using namespace nibble;
 using device_test::buffer;
+using device_test::make_store;
 using moe::fetch_policy;
 using moe::place_mode;
 using moe::residency_shape;
 using bf = __nv_bfloat16;
+constexpr residency_shape shape = device_test::store_shape;
 
 namespace {
-
-constexpr residency_shape shape{3, 16, 2};
-
-/// Random experts, the first `locked` of them page-locked (rounded up to the store's pieces).
-std::unique_ptr<moe::expert_store> make_store(int count, std::size_t slot_bytes, std::uint64_t locked_bytes) {
-  static moe::cuda_page_locker locker(0);
-  moe::expert_store_options o;
-  o.count = count, o.slot_bytes = slot_bytes, o.locker = &locker, o.piece_bytes = 1;
-  o.most_locked_bytes = locked_bytes;
-  auto store = std::make_unique<moe::expert_store>(o);
-  store->fill([](int number, std::span<std::byte> slot, moe::expert_scales& scales) {
-    std::mt19937_64 random(static_cast<std::uint64_t>(number) + 7);
-    for (std::size_t i = 0; i < slot.size(); i += 8) {
-      // Neither NaN nor large as codes, scales or bf16: bits of small numbers.
-      const std::uint64_t v = random() & 0xB7B7'B7B7'B7B7'B7B7ull;
-      std::memcpy(slot.data() + i, &v, 8);
-    }
-    scales = {0.01f + 0.0001f * static_cast<float>(number), 0.02f,
-              0.005f + 0.0001f * static_cast<float>(number)};
-  });
-  return store;
-}
 
 /// Tables, slots and lists of one pool.
 struct pool {
@@ -244,109 +226,6 @@ void on_the_host() {
   NIBBLE_CHECK(moe::split_misses(measured.view())[0] == 0);
 }
 
-/// The whole: starts warm, serves, fails a step and goes on, shrinks and grows under the same view.
-void together(int locked_experts) {
-  const std::size_t slot_bytes = 128 * 33;
-  const auto store =
-      make_store(shape.total(), slot_bytes, static_cast<std::uint64_t>(locked_experts) * slot_bytes);
-  constexpr int most = 40;
-  const buffer<std::uint8_t> slots(most * slot_bytes);
-  std::atomic<int> fail_at = -1;
-  std::vector<std::uint32_t> worth(static_cast<std::size_t>(shape.total()), moe::worth_never);
-  for (int e = 20; e < 30; ++e)
-    worth[static_cast<std::size_t>(e)] = moe::clock_start + static_cast<unsigned>(e);
-  moe::expert_offload<shape> offload(*store, reinterpret_cast<std::byte*>(slots.data()), 12, most, worth,
-                                     device_test::stream(), [&](int number, std::span<std::byte> out) {
-                                       if (number == fail_at) throw nibble::error("gone");
-                                       std::memcpy(out.data(), store->expert(number).data(), out.size());
-                                     });
-  NIBBLE_CHECK(offload.most_rows() == 6);
-  const auto resident = [&] {
-    const auto v = offload.tables();
-    std::vector<std::int32_t> of(static_cast<std::size_t>(shape.total()));
-    NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
-    NIBBLE_CUDA_CHECK(cudaMemcpy(of.data(), v.slot_of, 4 * of.size(), cudaMemcpyDeviceToHost));
-    const auto bytes = slots.read();
-    int count = 0;
-    for (int e = 0; e < shape.total(); ++e)
-      if (of[e] >= 0) {
-        ++count;
-        if (std::memcmp(bytes.data() + of[e] * slot_bytes, store->expert(e).data(), slot_bytes) != 0)
-          return -1;
-      }
-    return count;
-  };
-  NIBBLE_CHECK(resident() == 12);
-  std::mt19937 random(9);
-  const buffer<std::int32_t> ids(64);
-  const auto step = [&](int rows) {
-    for (int layer = 0; layer < shape.layers; ++layer) {
-      std::vector<std::int32_t> named(static_cast<std::size_t>(rows * shape.top_k));
-      for (auto& id : named) id = static_cast<int>(random() % 16);
-      NIBBLE_CUDA_CHECK(cudaMemcpyAsync(ids.data(), named.data(), 4 * named.size(), cudaMemcpyHostToDevice,
-                                        device_test::stream()));
-      NIBBLE_GOOD(offload.bring(layer, ids.data(), rows, moe::place_mode::decode, chained));
-      NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
-    }
-    NIBBLE_GOOD(offload.ask_for_counts(device_test::stream()));
-    NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
-    return offload.failure(device_test::stream());
-  };
-  const auto* const address = offload.tables().slot_of;
-  for (int i = 0; i < 20; ++i) NIBBLE_CHECK(step(1 + i % 3).empty());
-  NIBBLE_CHECK(resident() == 12);
-  offload.resize(most, device_test::stream());
-  for (int i = 0; i < 60; ++i) NIBBLE_CHECK(step(2).empty());
-  NIBBLE_CHECK(resident() == most);
-  offload.resize(4, device_test::stream());
-  NIBBLE_CHECK(offload.tables().slot_of == address && offload.tables().slot_count == most);
-  for (int i = 0; i < 20; ++i) NIBBLE_CHECK(step(2).empty());
-  NIBBLE_CHECK(resident() == 4);
-  NIBBLE_CHECK(step(8).find("found no slot") != std::string::npos);
-  NIBBLE_CHECK(resident() == 0);
-  NIBBLE_CHECK(step(1).empty());
-  if (locked_experts < shape.total()) {
-    fail_at = 47;
-    std::string what;
-    for (int i = 0; i < 400 && what.empty(); ++i) what = step(2);
-    NIBBLE_CHECK(what.find("gone") != std::string::npos);
-    fail_at = -1;
-    for (int i = 0; i < 20; ++i) NIBBLE_CHECK(step(2).empty());
-    NIBBLE_CHECK(resident() == 4);
-  }
-  // Prefill, a layer ahead: all that is asked for is there when the layer's kernels may run.
-  offload.resize(most, device_test::stream());
-  cudaStream_t side;
-  NIBBLE_CUDA_CHECK(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
-  for (int i = 0; i < 6; ++i)
-    for (int layer = 0; layer < shape.layers; ++layer) {
-      std::vector<std::int32_t> named(32);
-      for (auto& id : named) id = static_cast<int>(random() % 16);
-      NIBBLE_CHECK(offload.streams_layers(24));
-      NIBBLE_CUDA_CHECK(
-          cudaMemcpyAsync(ids.data(), named.data(), 128, cudaMemcpyHostToDevice, device_test::stream()));
-      NIBBLE_GOOD(offload.bring_streaming(layer, ids.data(), 16, chained, side));
-      NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
-      std::vector<std::int32_t> of(static_cast<std::size_t>(shape.total()));
-      NIBBLE_CUDA_CHECK(
-          cudaMemcpy(of.data(), offload.tables().slot_of, 4 * of.size(), cudaMemcpyDeviceToHost));
-      const auto bytes = slots.read();
-      int missing = 0;
-      for (const int id : named) {
-        const int number = layer * shape.experts + id, at = of[static_cast<std::size_t>(number)];
-        missing += at >= 0 && std::memcmp(bytes.data() + at * slot_bytes, store->expert(number).data(),
-                                          slot_bytes) == 0
-                       ? 0
-                       : 1;
-      }
-      NIBBLE_CHECK(missing == 0);
-    }
-  NIBBLE_CUDA_CHECK(cudaStreamSynchronize(side));
-  NIBBLE_CUDA_CHECK(cudaStreamDestroy(side));
-  const auto saved = offload.worth(device_test::stream());
-  NIBBLE_CHECK(*std::max_element(saved.begin(), saved.end()) > moe::worth_least);
-}
-
 /// Layers of experts through a pool of `slots`, against one that holds all: the same bits, in a graph too.
 void chain(int slots) {
   constexpr moe::experts_shape s{128, 48, 16, 2, true, weight_format::nvfp4};
@@ -485,10 +364,6 @@ const bool registered[] = {
                      }),
     device_test::add("host", "none is locked", [] { through_the_host(0); }),
     device_test::add("host", "some are locked", [] { through_the_host(32); }),
-    device_test::add("together", "all locked, some locked, none locked",
-                     [] {
-                       for (const int locked : {48, 32, 0}) together(locked);
-                     }),
     device_test::add("cpu", "experts left to the CPU", [] { on_the_host(); }),
     device_test::add("chain", "the bits of a pool that holds everything",
                      [] {

@@ -58,7 +58,7 @@ startup                start     m..
 trained_model          mixed     mri
 trained_model          nvfp4     m..
 trained_model          ct        m..
-trained_model          offload   mri
+trained_offload        slots     mri
 soak                   5         m..
 full_width             full_width mri
 '

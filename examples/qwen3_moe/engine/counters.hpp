@@ -22,6 +22,8 @@ struct engine_counters {
   std::atomic<std::uint64_t> aborted{0};    ///< cancelled, wherever they were
   std::atomic<std::uint64_t> preempted{0};  ///< times a request gave its pages back and began again
   std::atomic<std::uint64_t> rejected{0};   ///< refused because the queue was full
+  /// Distinct routed experts of a layer's call that were on the device, and that had to be brought.
+  std::atomic<std::uint64_t> expert_hits{0}, expert_misses{0};
 };
 
 }  // namespace qwen3_moe

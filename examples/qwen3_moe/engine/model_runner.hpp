@@ -47,6 +47,11 @@ struct draw_history {
   std::span<const nibble::host::token_counter::seen_token> seen;
 };
 
+/// Distinct routed experts of every layer's call so far: on the device already, or to be brought.
+struct expert_traffic {
+  std::uint64_t hits = 0, misses = 0;
+};
+
 /// A loaded model with its caches. Not thread-safe: the engine thread owns it.
 ///
 /// Two ways to run a step. `step` gives logits and every runner has it. A runner with `draws()` also draws:
@@ -76,6 +81,9 @@ class model_runner {
     (void)pages_in_use, (void)now;
     return limits().pages;
   }
+
+  /// Of the steps that were finished. Zeros where every expert is where it is needed.
+  virtual expert_traffic experts() const { return {}; }
 
   /// True when begin, finish and what belongs to them can be used. Never changes.
   virtual bool draws() const { return false; }

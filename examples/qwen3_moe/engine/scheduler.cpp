@@ -227,6 +227,10 @@ void scheduler::drop_finished() {
 void scheduler::publish() {
   counters_.free_pages.store(pages_.free(), std::memory_order_relaxed);
   counters_.free_slots.store(slots_.free(), std::memory_order_relaxed);
+  if (!failure_.empty()) return;  // a lost runner is asked nothing
+  const auto experts = runner_.experts();
+  counters_.expert_hits.store(experts.hits, std::memory_order_relaxed);
+  counters_.expert_misses.store(experts.misses, std::memory_order_relaxed);
 }
 
 }  // namespace qwen3_moe

@@ -10,11 +10,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "model/cuda_families.cuh"
 #include "model/device_workspace.hpp"
 #include "model/forward.hpp"
-#include "model/offloaded_experts.cuh"
 #include "nibble/graph/op_scope.hpp"
 
 namespace qwen3_moe {
@@ -44,12 +44,15 @@ struct device_logits {
 
 /// Where a layer's experts are.
 struct device_experts {
-  const std::uint8_t* slots = nullptr;  ///< expert slots of all layers
-  const float* slot_scales = nullptr;   ///< [slots][3]
-  int slot_count = 0;
+  const std::uint8_t* slots = nullptr;    ///< expert slots of all layers
+  const float* slot_scales = nullptr;     ///< [slots][3]
+  int slot_count = 0;                     ///< that the tables may name, closed ones included
   const std::int32_t* slot_of = nullptr;  ///< [layers][experts]
-  device_offload offload{};               ///< where not all are resident
 };
+
+/// Called with a layer's ids behind its router, on the step's stream.
+using router_hook = nibble::status (*)(void* self, int layer, std::int32_t* ids, int rows,
+                                       const nibble::launch_options& options);
 
 /// Activations and the operations on them. Launches only; never allocates, waits or throws: the first status
 /// that is not good ends the step and is kept.
@@ -61,6 +64,7 @@ class cuda_backend {
   using shapes = cuda_shapes<Config, Kv, Device>;
   using families = cuda_families<Config, Kv, Device>;
   using launcher = nibble::launcher<typename families::table>;
+  using offload_type = nibble::moe::expert_offload<shapes::residency>;
 
   cuda_backend() = default;
   /// \param workspace device_workspace_of(…).bytes, zeroed
@@ -104,6 +108,11 @@ class cuda_backend {
   std::byte* kv_pages = nullptr;
   std::byte* states = nullptr;
   device_experts experts;
+  const offload_type* offload = nullptr;  ///< brings experts; null where all are resident
+  cudaStream_t side = nullptr;            ///< a second stream for prefill to fetch on
+  /// What a benchmark does to a layer's routing, so that it follows a trace.
+  router_hook after_router = nullptr;
+  void* after_router_self = nullptr;
   /// The name of an op that is not launched: what a benchmark subtracts. Null: every op is.
   const char* left_out = nullptr;
 
@@ -264,6 +273,9 @@ class cuda_backend {
       p.ids = expert_ids_, p.weights = expert_weights_, p.shared_weights = shared_weights_;
       p.workspace = router_workspace_;
     });
+    if (after_router != nullptr)
+      run("after router",
+          [&] { return after_router(after_router_self, place.layer, expert_ids_, rows_, options_); });
     if constexpr (families::separate_shared) {
       const auto& expert = op.shared.shared_expert;
       launch<typename families::shared::up>("shared expert gate|up", [&](auto& p) {
@@ -277,26 +289,14 @@ class cuda_backend {
         p.out.weight = shared_weights_;
       });
     }
-    if (experts.offload.store != nullptr) bring_experts(place);
-    launch<typename families::experts>("experts", [&](nibble::moe::experts_params& p) {
-      p.m = rows_;
-      p.slots = experts.slots, p.slot_scales = experts.slot_scales, p.slot_count = experts.slot_count;
-      p.slot_of = experts.slot_of + static_cast<std::ptrdiff_t>(place.layer) * c.experts;
-      if constexpr (shared_joins_routed(c)) {
-        const auto& expert = op.shared.shared_expert;
-        p.shared_expert = reinterpret_cast<const std::uint8_t*>(expert.gate_up.segments[0].weight);
-        p.shared_scales[0] = expert.gate_up.segments[0].global_scale;
-        p.shared_scales[1] = expert.gate_up.segments[1].global_scale;
-        p.shared_scales[2] = expert.down.segments[0].global_scale;
-        p.shared_weights = shared_weights_;
-      }
-      p.ids = expert_ids_, p.weights = expert_weights_;
-      p.x = normed_, p.ldx = c.hidden_size;
-      p.h = expert_h_;
-      p.workspace = experts_workspace_, p.workspace_bytes = experts_workspace_bytes_;
-      p.y = sum.data, p.ldy = sum.columns;
-      p.residual = p.y, p.ldr = sum.columns;
-    });
+    // A step that asks for more experts than there are slots goes through them in pieces.
+    const int piece = offload == nullptr ? rows_ : std::min(rows_, std::max(1, offload->most_rows()));
+    for (int first = 0; first < rows_; first += piece) {
+      const int count = std::min(piece, rows_ - first);
+      if (offload != nullptr) bring_experts(place, sum, first, count);
+      run_experts(op, place, sum, first, count);
+      if (offload != nullptr) add_host_share(place, sum, first, count);
+    }
   }
 
   void select_wanted(const device_rows&, selected_rows&) {}
@@ -314,28 +314,76 @@ class cuda_backend {
   }
 
  private:
-  /// Gives the chosen experts of a layer slots and fetches those that are not on the device.
-  void bring_experts(layer_place place) {
-    if constexpr (shapes::residency.valid()) {
-      auto* const list = experts.offload.state.demand_list(shapes::residency, place.layer);
-      launch<typename families::residency>("place experts", [&](nibble::moe::place_params& p) {
-        p.state = experts.offload.state;
-        p.layer = place.layer;
-        p.ids = expert_ids_, p.assignments = rows_ * c.experts_per_token;
-        // A prompt's experts come and go without displacing what decode keeps coming back to.
-        p.mode = sequences_ > decodes_ ? nibble::moe::place_mode::streaming : nibble::moe::place_mode::decode;
-        p.new_step = place.layer == 0;
-        p.list = list;
+  /// Makes the experts that `count` rows from `first` on have chosen resident.
+  void bring_experts(layer_place place, const device_rows& sum, int first, int count) {
+    if constexpr (shapes::residency.valid())
+      run("bring experts", [&] {
+        using nibble::moe::place_mode;
+        const place_mode mode = placing();
+        const std::int32_t* ids = ids_from(first);
+        const auto share = host_share(sum, first);
+        if (side != nullptr && mode == place_mode::streaming && offload->streams_layers(count))
+          return offload->bring_streaming(place.layer, ids, count, options_, side);
+        return offload->bring(
+            place.layer, ids, count, mode,
+            [this]<class Family>(std::type_identity<Family>, const auto& p) {
+              return launcher::template launch<Family>(p, options_);
+            },
+            &share);
       });
-      launch<typename families::fetch>("fetch experts", [&](nibble::moe::fetch_params& p) {
-        constexpr std::size_t bytes = shapes::experts.slot_bytes();
-        p.list = list;
-        p.store = experts.offload.store;
-        p.slots = const_cast<std::uint8_t*>(experts.slots);
-        p.slot_bytes = bytes, p.first_byte = 0, p.bytes = bytes;
-        p.slot_count = experts.slot_count, p.expert_count = expert_count(c);
-      });
-    }
+  }
+  /// What the CPU computed of them, behind the others.
+  void add_host_share(layer_place place, const device_rows& sum, int first, int count) {
+    if constexpr (shapes::residency.valid())
+      if (offload->shares_with_host())
+        run("host experts", [&] {
+          return offload->add_host_share(
+              place.layer, ids_from(first), count, placing(),
+              [this]<class Family>(std::type_identity<Family>, const auto& p) {
+                return launcher::template launch<Family>(p, options_);
+              },
+              host_share(sum, first));
+        });
+  }
+  /// A prompt's experts come and go without displacing what decode keeps coming back to.
+  [[nodiscard]] nibble::moe::place_mode placing() const {
+    return sequences_ > decodes_ ? nibble::moe::place_mode::streaming : nibble::moe::place_mode::decode;
+  }
+  [[nodiscard]] const std::int32_t* ids_from(int row) const {
+    return expert_ids_ + static_cast<std::ptrdiff_t>(row) * c.experts_per_token;
+  }
+  [[nodiscard]] typename offload_type::host_share host_share(const device_rows& sum, int first) const {
+    const auto row = static_cast<std::ptrdiff_t>(first);
+    return {expert_weights_ + row * c.experts_per_token, normed_ + row * c.hidden_size, c.hidden_size,
+            sum.data + row * sum.columns, sum.columns};
+  }
+
+  /// The routed experts of `count` rows from `first` on, and the shared one where it joins them.
+  template <class Experts>
+  void run_experts(const Experts& op, layer_place place, device_rows& sum, int first, int count) {
+    run("experts", [&] {
+      nibble::moe::experts_params p;
+      const auto row = static_cast<std::ptrdiff_t>(first);
+      p.m = count;
+      p.slots = experts.slots, p.slot_scales = experts.slot_scales, p.slot_count = experts.slot_count;
+      p.slot_of = experts.slot_of + static_cast<std::ptrdiff_t>(place.layer) * c.experts;
+      if constexpr (shared_joins_routed(c)) {
+        const auto& expert = op.shared.shared_expert;
+        p.shared_expert = reinterpret_cast<const std::uint8_t*>(expert.gate_up.segments[0].weight);
+        p.shared_scales[0] = expert.gate_up.segments[0].global_scale;
+        p.shared_scales[1] = expert.gate_up.segments[1].global_scale;
+        p.shared_scales[2] = expert.down.segments[0].global_scale;
+        p.shared_weights = shared_weights_ + row;
+      }
+      p.ids = expert_ids_ + row * c.experts_per_token,
+      p.weights = expert_weights_ + row * c.experts_per_token;
+      p.x = normed_ + row * c.hidden_size, p.ldx = c.hidden_size;
+      p.h = expert_h_;
+      p.workspace = experts_workspace_, p.workspace_bytes = experts_workspace_bytes_;
+      p.y = sum.data + row * sum.columns, p.ldy = sum.columns;
+      p.residual = p.y, p.ldr = sum.columns;
+      return launcher::template launch<typename families::experts>(p, rows_, options_);
+    });
   }
 
   void set_wanted(const std::int32_t* rows, int count) {

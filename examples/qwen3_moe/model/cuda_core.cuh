@@ -7,17 +7,21 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "model/cuda_backend.cuh"
 #include "model/device_memory_model.hpp"
 #include "model/device_weights.cuh"
+#include "model/host_misses.cuh"
+#include "model/kept_experts.cuh"
 #include "nibble/core/device_arena.cuh"
 #include "nibble/core/device_memory.cuh"
 #include "nibble/startup/cuda_platform.cuh"
@@ -33,11 +37,12 @@ struct weight_source {
   std::function<void(device_uploader&, std::byte* memory, causal_lm<Config>&)> write_dense;
   /// Sends experts first … first + count - 1 to the slots at `to`.
   std::function<void(device_uploader&, int first, int count, std::byte* to)> send_experts;
-  /// The same for one expert and host memory.
+  /// The same for one expert and host memory; thread-safe.
   expert_packer pack_expert;
   /// fp32 scales of every expert.
   std::vector<expert_scales> scales;
-  int threads = 0;  ///< that pack, 0: one per core
+  int threads = 0;           ///< that pack, 0: one per core
+  expert_keeping keeping{};  ///< of experts that do not fit
 };
 
 /// \tparam Device the class of devices whose kernels it launches
@@ -51,6 +56,7 @@ class cuda_core {
  public:
   using platform = nibble::cuda_platform;
   using backend_type = cuda_backend<Config, Kv, Device>;
+  using offload_type = typename backend_type::offload_type;
   using kernel_table = typename backend_type::families::table;
   using context_type = nibble::start_context<platform>;
 
@@ -103,11 +109,13 @@ class cuda_core {
                     [&] { open(kv_pages_, plan.kv_pages * backend_type::page_bytes); });
     context.measure(ledger_line::expert_slots, [&] { open(expert_slots_, plan.expert_slots * slot_bytes); });
     const int slots = static_cast<int>(plan.expert_slots);
-    offloaded_.reset();
-    if (slots >= expert_count(c))
+    offload_.reset();
+    if (slots >= expert_count(c)) {
+      if (source_.keeping.cache_file) context.log("experts: all fit on the GPU, no cache file is needed");
       fill_slots();
-    else
+    } else {
       context.measure(ledger_line::expert_slots, [&] { offload(context, slots); });
+    }
     backend_ = backend_type(sizes_, workspace_.data(), stream_);
     backend_.kv_pages = kv_pages_.base();
     backend_.states = states_.data();
@@ -125,23 +133,24 @@ class cuda_core {
       context.set_measured(ledger_line::kv_pages, kv_pages_.mapped_bytes());
     }
     const int slots = static_cast<int>(plan.expert_slots);
-    if (offloaded_ == nullptr || slots == backend_.experts.slot_count) return nibble::status::success();
+    if (offload_ == nullptr || slots == offload_->slot_count()) return nibble::status::success();
     const std::uint64_t tables =
         context.lines()[ledger_line::expert_slots].measured_bytes.value_or(0) - expert_slots_.mapped_bytes();
-    const bool grows = slots > backend_.experts.slot_count;
+    const bool grows = slots > offload_->slot_count();
     // Tables name only slots that are there, before and after.
     if (grows)
       if (const auto s = expert_slots_.resize(plan.expert_slots * slot_bytes); !s.ok()) return s;
-    offloaded_->resize(slots, stream_);
-    take_experts(slots);
+    offload_->resize(slots, stream_);
     if (!grows)
       if (const auto s = expert_slots_.resize(plan.expert_slots * slot_bytes); !s.ok()) return s;
     context.set_measured(ledger_line::expert_slots, tables + expert_slots_.mapped_bytes());
     return nibble::status::success();
   }
-  /// What graphs hold by value and resize changes.
+  /// What graphs hold by value and resize could change: the pieces in which a decode step goes through its
+  /// experts. Slots are found through tables on the device, so their number is not among it.
   [[nodiscard]] std::uint64_t signature() const {
-    return static_cast<std::uint64_t>(backend_.experts.slot_count);
+    if (offload_ == nullptr) return 0;
+    return static_cast<std::uint64_t>(std::min(offload_->most_rows(), sizes_.sequences));
   }
   void set_pages_in_use(std::uint64_t pages) { pages_in_use_ = pages; }
   [[nodiscard]] std::uint64_t pages_in_use() const { return pages_in_use_; }
@@ -157,12 +166,18 @@ class cuda_core {
   [[nodiscard]] const causal_lm<Config>& model() const { return lm_; }
   [[nodiscard]] const device_sizes& sizes() const { return sizes_; }
   /// Null where every expert is resident.
-  [[nodiscard]] const offloaded_experts* offloaded() const { return offloaded_.get(); }
-  /// Rows of a step whose experts find room on the device for sure.
-  [[nodiscard]] int most_rows() const {
-    if (offloaded_ == nullptr) return sizes_.step_tokens;
-    return std::min(sizes_.step_tokens, nibble::moe::largest_placed_rows(backend_type::shapes::residency,
-                                                                         backend_.experts.slot_count));
+  [[nodiscard]] offload_type* offload() { return offload_.get(); }
+  /// Bytes a microsecond of experts that the CPU computes; 0 where it takes no share.
+  [[nodiscard]] double host_bytes_per_us() const { return host_bytes_per_us_; }
+  /// Waits for whatever was launched, after a step that could not be launched to its end.
+  void settle() {
+    static_cast<void>(cudaStreamSynchronize(stream_));
+    if (kept_ != nullptr) static_cast<void>(cudaStreamSynchronize(kept_->side()));
+  }
+  /// Saves which experts are in use, where that was asked for. Throws where the device has failed.
+  void remember_experts() {
+    if (offload_ != nullptr && kept_->files().remembers())
+      kept_->files().save_worth(offload_->worth(stream_));
   }
   [[nodiscard]] std::byte* workspace() const { return workspace_.data(); }
   [[nodiscard]] device_workspace workspace_layout() const {
@@ -181,11 +196,13 @@ class cuda_core {
     experts.slot_scales = slot_scales_;
     experts.slot_count = slots;
     experts.slot_of = slot_of_;
-    experts.offload = {};
-    if (offloaded_ == nullptr) return;
-    experts.offload = offloaded_->view();
-    experts.slot_scales = experts.offload.state.slot_scales;
-    experts.slot_of = experts.offload.state.slot_of;
+    backend_.offload = offload_.get();
+    if (offload_ == nullptr) return;
+    const auto tables = offload_->tables();
+    experts.slot_scales = tables.slot_scales;
+    experts.slot_count = tables.slot_count;
+    experts.slot_of = tables.slot_of;
+    backend_.side = kept_->side();
   }
 
   void zero(std::byte* at, std::uint64_t bytes) {
@@ -199,21 +216,47 @@ class cuda_core {
     nibble::require(arena.resize(bytes));
   }
 
-  /// All experts into host memory, as many as there are slots onto the device.
+  /// All experts into host memory, once, and as many as there are slots onto the device.
   void offload(context_type& context, int slots) {
     constexpr nibble::moe::residency_shape shape = backend_type::shapes::residency;
     if constexpr (shape.valid()) {
       if (nibble::moe::largest_placed_rows(shape, slots) < 1)
         throw nibble::out_of_memory(std::to_string(slots) + " expert slots: a token chooses " +
                                     std::to_string(c.experts_per_token));
-      offloaded_ = std::make_unique<offloaded_experts>(
-          shape, slot_bytes, source_.pack_expert, source_.scales, slots, expert_slots_.base(),
-          context.platform().index(), source_.threads, stream_,
-          [&context](std::string_view line) { context.log(line); });
+      if (kept_ == nullptr) {
+        const auto begin = std::chrono::steady_clock::now();
+        kept_ =
+            std::make_unique<kept_experts>(source_.keeping, shape.total(), slot_bytes, source_.pack_expert,
+                                           source_.scales, context.platform().index(), source_.threads,
+                                           [&context](std::string_view line) { context.log(line); });
+        context.finish_phase("experts in host memory", begin);
+      }
+      host_misses shared = share_misses(context, slots);
+      const auto begin = std::chrono::steady_clock::now();
+      offload_ = std::make_unique<offload_type>(kept_->store(), expert_slots_.base(), slots, slots,
+                                                kept_->files().load_worth(), stream_, kept_->reader());
+      if (shared.server != nullptr) offload_->share_with_host(std::move(shared.server), shared.fetch_of);
+      host_bytes_per_us_ = offload_->shares_with_host() ? shared.bytes_per_us : 0;
+      context.finish_phase("experts to slots", begin);
     } else {
       throw nibble::out_of_memory(
           "the model has more experts than the tables of resident ones: all must fit");
     }
+  }
+
+  /// Whether and how the CPU takes a share of the misses.
+  [[nodiscard]] host_misses share_misses(context_type& context, int slots) {
+    const cpu_share wish = source_.keeping.cpu;
+    if (wish == cpu_share::off || c.formats.expert_gate_up != weight_format::nvfp4 ||
+        kept_->store().locked() < kept_->store().count())
+      return {};
+    const auto begin = std::chrono::steady_clock::now();
+    host_misses shared =
+        measure_host_misses(kept_->store(), wish, c.hidden_size, c.expert_intermediate, c.layers,
+                            c.experts_per_token, expert_slots_.base(), slots, source_.threads, stream_);
+    context.log(shared.text);
+    context.finish_phase("experts measured", begin);
+    return shared;
   }
 
   /// Every expert into its own slot.
@@ -260,7 +303,9 @@ class cuda_core {
   causal_lm<Config> lm_;
   nibble::device_memory dense_, workspace_, states_;
   nibble::device_arena kv_pages_, expert_slots_;
-  std::unique_ptr<offloaded_experts> offloaded_;
+  std::unique_ptr<kept_experts> kept_;
+  std::unique_ptr<offload_type> offload_;
+  double host_bytes_per_us_ = 0;
   float* slot_scales_ = nullptr;
   std::int32_t* slot_of_ = nullptr;
   device_sizes sizes_;

@@ -16,8 +16,7 @@
 #include "nibble/kernels/rows_copy.cuh"
 #include "nibble/kernels/sampling.cuh"
 #include "nibble/moe/experts_family.cuh"
-#include "nibble/moe/fetch_launch.cuh"
-#include "nibble/moe/residency_launch.cuh"
+#include "nibble/moe/placement_offload.cuh"
 #include "nibble/nvfp4/linear_family.cuh"
 #include "nibble/startup/kernel_table.hpp"
 
@@ -113,10 +112,8 @@ struct cuda_families {
   };
   template <class S>
   struct offload_part<S, true> {
-    using type = nibble::table_of<nibble::moe::residency_family<S::residency>, nibble::moe::fetch_family>;
+    using type = typename nibble::moe::expert_offload<S::residency>::kernels;
   };
-  using residency = nibble::moe::residency_family<shapes::residency>;
-  using fetch = nibble::moe::fetch_family;
   using offload = typename offload_part<shapes, shapes::residency.valid()>::type;
 
   using attention_matrices = nibble::table_of<normed_project_family<decltype(attention<Config>::qkv), Device>,

@@ -5,7 +5,10 @@
 #pragma once
 
 #include <cstdio>
+#include <exception>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,19 +20,38 @@
 
 namespace qwen3_moe {
 
-/// The weights of a bound checkpoint. Both must live until the start is over.
+/// Once, whichever thread comes first; the others wait.
+class once {
+ public:
+  explicit once(std::function<void()> body) : body_(std::move(body)) {}
+  void operator()() {
+    if (body_) std::call_once(flag_, body_);
+  }
+
+ private:
+  std::once_flag flag_;
+  std::function<void()> body_;
+};
+
+/// The weights of a bound checkpoint. Both must live until the start is over. \param check_experts called
+/// before the first expert is packed; what it throws ends the start
 template <class Config>
-[[nodiscard]] weight_source<Config> source_of(causal_lm<Config>& bound, int threads) {
+[[nodiscard]] weight_source<Config> source_of(causal_lm<Config>& bound, int threads,
+                                              std::function<void()> check_experts = {}) {
   weight_source<Config> source;
+  const auto checked = std::make_shared<once>(std::move(check_experts));
   source.write_dense = [&bound, threads](device_uploader& uploader, std::byte* memory,
                                          causal_lm<Config>& lm) {
     lm = bound;
     dense_weights_writer<Config>(uploader, memory, threads).write(lm);
   };
-  source.send_experts = [&bound, threads](device_uploader& uploader, int first, int count, std::byte* to) {
+  source.send_experts = [&bound, threads, checked](device_uploader& uploader, int first, int count,
+                                                   std::byte* to) {
+    (*checked)();
     send_experts(uploader, bound, first, count, to, threads);
   };
-  source.pack_expert = [&bound](int number, std::span<std::uint8_t> slot) {
+  source.pack_expert = [&bound, checked](int number, std::span<std::uint8_t> slot) {
+    (*checked)();
     bound.model.layers.visit(number / Config::value.experts, [&](const auto& layer) {
       pack_expert(layer.mlp.experts[number % Config::value.experts], slot);
     });
@@ -46,19 +68,34 @@ template <class Config>
 template <class Config, nibble::kv_format Kv, nibble::device_class Device>
 class cuda_model final : public loaded_model {
  public:
-  cuda_model(const load_request& request, const load_options& options) {
+  cuda_model(const load_request& request, const load_options& options) : log_(options.log) {
     causal_lm<Config> bound;
     const int threads = options.threads;
-    // Matrices stay in the files' mapping until they are packed: no second copy in host memory.
-    const auto weights = nibble::load_weights(
-        bound, request.source, request.binding, nibble::load_mode::map,
-        [threads](std::size_t count, const auto& body) { run_in_parallel(count, threads, body); });
+    const nibble::parallel_runner in_parallel = [threads](std::size_t count, const auto& body) {
+      run_in_parallel(count, threads, body);
+    };
+    // Matrices stay in the files' mapping until they are packed: no second copy in host memory. Experts are
+    // looked at only when they are packed, which a start from their cache file does not do.
+    const auto weights = nibble::load_weights(bound, request.source, request.binding, nibble::load_mode::map,
+                                              in_parallel, [](const nibble::io::tensor_slice& slice) {
+                                                return slice.name.find(".experts.") != std::string::npos;
+                                              });
     nibble::start_options start;
     start.request = plan_request_of(options);
     start.log = [this](std::string_view line) { log(line); };
+    auto source = source_of(bound, threads, [&] { weights.check_the_rest(in_parallel); });
+    source.keeping = options.experts;
+    source.keeping.checkpoint = request.source.folder();
     runner_ = std::make_unique<cuda_runner<Config, Kv, Device>>(
-        nibble::startup::start<cuda_core<Config, Kv, Device>>(std::move(start), source_of(bound, threads),
+        nibble::startup::start<cuda_core<Config, Kv, Device>>(std::move(start), std::move(source),
                                                               request.max_positions));
+  }
+  ~cuda_model() override {
+    if (runner_ != nullptr) try {
+        runner_->remember_experts();
+      } catch (const std::exception& problem) {
+        log("which experts are in use was not saved: " + std::string(problem.what()));
+      }
   }
 
   [[nodiscard]] model_runner& runner() override { return *runner_; }
@@ -71,6 +108,8 @@ class cuda_model final : public loaded_model {
   void log(std::string_view line) {
     if (runner_ == nullptr)
       notes.emplace_back(line);
+    else if (log_)
+      log_(line);
     else
       std::fprintf(stderr, "qwen3-moe: %.*s\n", static_cast<int>(line.size()), line.data());
   }
@@ -83,6 +122,7 @@ class cuda_model final : public loaded_model {
     });
   }
 
+  std::function<void(std::string_view)> log_;
   std::unique_ptr<cuda_runner<Config, Kv, Device>> runner_;
 };
 

@@ -39,7 +39,8 @@ struct step_in_flight {
   nibble::pinned_memory words, rows, results, counts;
   device_step step;
   cudaEvent_t done = nullptr;
-  std::size_t drawn = 0;  ///< rows of results
+  std::size_t drawn = 0;         ///< rows of results
+  std::uint64_t generation = 0;  ///< of the experts' tables when it was launched
 };
 
 template <class Config, nibble::kv_format Kv, nibble::device_class Device = nibble::default_device>
@@ -47,13 +48,14 @@ class cuda_runner final : public model_runner {
   static constexpr model_config c = Config::value;
 
  public:
+  using config_type = Config;
   using core_type = cuda_core<Config, Kv, Device>;
   using backend_type = typename core_type::backend_type;
   using engine_type = nibble::startup::engine<core_type>;
 
   explicit cuda_runner(engine_type engine)
       : engine_(std::move(engine)),
-        limits_(limits_of(engine_.context().plan(), core().most_rows())),
+        limits_(limits_of(engine_.context().plan(), core().sizes())),
         sizes_(core().sizes()),
         logits_(4u * static_cast<std::uint64_t>(sizes_.logit_rows) *
                 static_cast<std::uint64_t>(c.vocab_size)),
@@ -77,8 +79,14 @@ class cuda_runner final : public model_runner {
     check_step(limits_, sequences, logits.size());
     step_in_flight& flight = flights_[0];
     const device_step& step = flight.step;
-    const int first = launch_forward(sequences, flight);
-    read_counts(flight);
+    int first = 0;
+    try {
+      first = launch_forward(sequences, flight);
+      read_counts(flight);
+    } catch (...) {
+      core().settle();
+      throw;
+    }
     read_logits(logits.data(), first);
     check_counts(flight);
     for (int done = first; done < step.wanted();) {
@@ -111,7 +119,7 @@ class cuda_runner final : public model_runner {
       launch_draws(sequences, flight);
     } catch (...) {
       // What was sent already reads host memory that the next step writes.
-      static_cast<void>(cudaStreamSynchronize(stream()));
+      core().settle();
       throw;
     }
     ++begun_;
@@ -125,6 +133,8 @@ class cuda_runner final : public model_runner {
     return {flight.results.as<nibble::sampled_row>(), flight.drawn};
   }
 
+  [[nodiscard]] expert_traffic experts() const override { return traffic_; }
+
   [[nodiscard]] int adapt_pages(int pages_in_use, bool now) override {
     core().set_pages_in_use(static_cast<std::uint64_t>(pages_in_use));
     static_cast<void>(engine_.adapt(now));
@@ -132,6 +142,8 @@ class cuda_runner final : public model_runner {
   }
 
   [[nodiscard]] engine_type& engine() { return engine_; }
+  /// See cuda_core.
+  void remember_experts() { core().remember_experts(); }
 
  private:
   static constexpr const char* where = "qwen3_moe::cuda_runner";
@@ -159,11 +171,10 @@ class cuda_runner final : public model_runner {
                                            "the step could not be marked"));
   }
 
-  [[nodiscard]] static runner_limits limits_of(const nibble::memory_plan& plan, int most_rows) {
-    // The plan's dummies stay unused: padding rows have a negative position and touch no cache.
+  [[nodiscard]] static runner_limits limits_of(const nibble::memory_plan& plan, const device_sizes& sizes) {
     return {c.vocab_size,        plan.limits.context_tokens,
             device_page_tokens,  static_cast<int>(plan.kv_pages),
-            plan.limits.running, most_rows};
+            plan.limits.running, sizes.step_tokens};
   }
 
   /// Sends the step and launches its forward pass, decode steps of which every row is wanted as a graph.
@@ -176,7 +187,8 @@ class cuda_runner final : public model_runner {
     const int exact = static_cast<int>(sequences.size());
     int padded = all_decode ? engine_.padded(exact) : 0;
     // A padding row would have experts of its own fetched.
-    if (core().offloaded() != nullptr && padded > exact) padded = exact;
+    if (core().offload() != nullptr && padded > exact) padded = exact;
+    if (core().offload() != nullptr) flight.generation = core().offload()->generation();
     device_step& step = flight.step;
     step.compose(sequences, padded);
     send(sequences, flight);
@@ -193,23 +205,20 @@ class cuda_runner final : public model_runner {
   }
 
   void read_counts(step_in_flight& flight) {
-    if (core().offloaded() == nullptr) return;
-    nibble::require(
-        nibble::runtime_status(cudaMemcpyAsync(flight.counts.data(), backend().experts.offload.state.counts,
-                                               flight.counts.bytes(), cudaMemcpyDeviceToHost, stream()),
-                               where, "the counts of the experts could not be read"));
+    if (core().offload() != nullptr)
+      nibble::require(
+          core().offload()->read_counts(flight.counts.as<nibble::moe::residency_counts>(), stream()));
   }
   /// A step whose experts were not all there has computed something else: it fails, the next one may not.
   void check_counts(step_in_flight& flight) {
-    if (core().offloaded() == nullptr) return;
+    if (core().offload() == nullptr) return;
     const auto now = *flight.counts.as<nibble::moe::residency_counts>();
-    const auto before = std::exchange(counts_, now);
-    if (now.unplaced == before.unplaced && now.bad_ids == before.bad_ids && now.failed == before.failed)
-      return;
-    throw nibble::error("the step lacked experts: " + std::to_string(now.unplaced - before.unplaced) +
-                        " found no slot, " + std::to_string(now.failed - before.failed) +
-                        " could not be fetched, " + std::to_string(now.bad_ids - before.bad_ids) +
-                        " ids are out of range");
+    // Counts begin at zero again when slots come or go and after a failure.
+    if (now.hits < counted_.hits || now.misses < counted_.misses) counted_ = {};
+    traffic_.hits += now.hits - counted_.hits, traffic_.misses += now.misses - counted_.misses;
+    counted_ = now;
+    const std::string what = core().offload()->failure(now, flight.generation, stream());
+    if (!what.empty()) throw nibble::error(what);
   }
 
   void copy_to_device(std::int32_t* to, const std::int32_t* from, std::size_t count) {
@@ -252,7 +261,8 @@ class cuda_runner final : public model_runner {
   std::array<step_in_flight, max_steps_in_flight> flights_;
   page_table_shadow pages_;
   cuda_draws draws_;
-  nibble::moe::residency_counts counts_{};  ///< after the last step that was read
+  nibble::moe::residency_counts counted_{};  ///< at the last step that was finished
+  expert_traffic traffic_{};
   std::uint64_t begun_ = 0, finished_ = 0;
 };
 

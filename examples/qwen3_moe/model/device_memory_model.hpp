@@ -73,6 +73,7 @@ inline constexpr std::uint64_t graph_bytes_estimate = std::uint64_t{4} << 20;
   m.state_slot_bytes = state_slot_bytes_of(config);
   m.kv_page_bytes = kv_page_bytes_of(config, kv);
   m.page_tokens = device_page_tokens;
+  m.padding_writes = false;  // padding rows have the position -1, which the kernels pass over
   m.expert_slot_bytes = expert_slot_bytes_of(config);
   m.experts = static_cast<std::uint64_t>(expert_count(config));
   m.layer_experts = static_cast<std::uint64_t>(config.experts);

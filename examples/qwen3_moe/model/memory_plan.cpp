@@ -81,6 +81,7 @@ nibble::plan_request plan_request_of(const load_options& options) {
   r.preferred_running = std::max(1, options.max_running);
   if (!options.fewer_may_run) r.max_running = r.preferred_running;
   r.preferred_step_tokens = std::max(1, options.step_tokens);
+  r.preferred_step_tokens_fetching = options.fetching_step_tokens;
   if (!options.steps_may_shrink) r.step_tokens = r.preferred_step_tokens;
   r.graphs = options.cuda.largest_graph > 0;
   r.most_captured_rows = options.cuda.largest_graph;

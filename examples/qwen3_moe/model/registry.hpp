@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "engine/model_runner.hpp"
 #include "model/config_json.hpp"
+#include "model/expert_keeping.hpp"
 #include "nibble/core/device_class.hpp"
 #include "nibble/geometry/geometry.hpp"
 #include "nibble/host/thread_pool.hpp"
@@ -37,10 +39,13 @@ struct cuda_options {
 struct load_options {
   device_choice device = device_choice::automatic;
   cuda_options cuda{};
-  int threads = 0;               ///< 0: as many as the machine has cores
-  int context_tokens = 0;        ///< longest sequence; 0: what the model was made for, at most 32768
-  int max_running = 8;           ///< sequences at once
-  int step_tokens = 512;         ///< most tokens in one step
+  int threads = 0;         ///< 0: as many as the machine has cores
+  int context_tokens = 0;  ///< longest sequence; 0: what the model was made for, at most 32768
+  int max_running = 8;     ///< sequences at once
+  int step_tokens = 512;   ///< most tokens in one step
+  /// The same on a GPU that does not hold all experts, if it is more: each step of a long prompt fetches
+  /// nearly all that are missing.
+  int fetching_step_tokens = 2048;
   bool fewer_may_run = true;     ///< on a GPU with little memory max_running may become smaller
   bool steps_may_shrink = true;  ///< and so may step_tokens
   int page_tokens = 16;
@@ -48,6 +53,9 @@ struct load_options {
   /// least one full context.
   std::int64_t kv_tokens = 0;
   nibble::load_mode mode = nibble::load_mode::copy;
+  expert_keeping experts{};  ///< of those that do not fit on a GPU
+  /// Takes lines that come after the start, of caches that changed; null: stderr.
+  std::function<void(std::string_view)> log;
 };
 
 /// A checkpoint in memory, ready to run.

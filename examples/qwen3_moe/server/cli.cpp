@@ -157,6 +157,34 @@ void name_types(CLI::App& app) {
     }
 }
 
+// Experts that do not fit on the GPU.
+void add_expert_options(CLI::App& command, expert_keeping& experts) {
+  command
+      .add_option_function<std::string>(
+          "--expert-cache", [&experts](const std::string& path) { experts.cache_file = path; },
+          "Where not all experts fit on the GPU: keep them packed in this file, so that the next start need "
+          "not pack them; default: nibble-experts.bin in the model's folder")
+      ->type_name("[FILE]")
+      ->expected(0, 1);
+  command.add_flag_callback(
+      "--no-expert-history", [&experts] { experts.remember = false; },
+      "Neither save which experts were in use at the end nor load those first");
+  command
+      .add_option_function<std::string>(
+          "--expert-cpu",
+          [&experts](const std::string& wish) {
+            experts.cpu = wish == "off" ? cpu_share::off : cpu_share::measured;
+          },
+          "Experts that are missing on the GPU: auto lets the CPU compute some where that measures faster "
+          "than "
+          "fetching all; off fetches all, and answers do not depend on which were missing")
+      ->type_name("WHEN")
+      ->check(CLI::IsMember({"auto", "off"}).description(""))
+      ->default_str("auto");
+  add_size_option(command, "--lock-limit", experts.lock_limit_bytes,
+                  "Host memory that may be page-locked for experts; those beyond come slower");
+}
+
 void add_model_options(CLI::App& command, model_options& options) {
   command
       .add_option("--model", options.folder,
@@ -176,6 +204,7 @@ void add_model_options(CLI::App& command, model_options& options) {
   add_memory_options(command, options.load);
   add_size_option(command, "--vram-limit", options.load.cuda.vram_limit_bytes,
                   "GPU memory that this program may use in all; default: what is free");
+  add_expert_options(command, options.load.experts);
 }
 
 void add_sampling_options(CLI::App& command, talk_options& options) {
@@ -302,6 +331,8 @@ int run_command_line(int argc, const char* const* argv) try {
   app.set_version_flag("--version", "qwen3-moe " NIBBLE_VERSION);
 
   model_options model;
+  model.load.experts.remember = true;
+  model.load.experts.cpu = cpu_share::measured;
   talk_options talk;
   serve_options server;
   std::string key_file, prompt, reference, info_folder;

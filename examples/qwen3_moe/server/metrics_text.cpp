@@ -41,6 +41,10 @@ std::string metrics_text(const engine_counters& counters) {
          "Times a request gave its pages back and began again.", counters.preempted.load());
   metric(out, "nibble_requests_rejected_total", "counter", "Requests refused because the queue was full.",
          counters.rejected.load());
+  metric(out, "nibble_expert_hits_total", "counter",
+         "Routed experts that were on the GPU, a layer at a time.", counters.expert_hits.load());
+  metric(out, "nibble_expert_misses_total", "counter",
+         "Routed experts that had to be fetched or left to the CPU.", counters.expert_misses.load());
   out +=
       "# HELP nibble_requests_finished_total Requests that came to an end by themselves.\n"
       "# TYPE nibble_requests_finished_total counter\n";

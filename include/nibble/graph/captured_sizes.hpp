@@ -40,7 +40,7 @@ namespace nibble {
 }
 
 /// Where padding rows point: a state slot and a KV page that belong to no sequence, ever. The planner keeps
-/// one of each (memory_plan::dummy_slot, dummy_page).
+/// one of each (memory_plan::dummy_slot, dummy_page) where memory_model::padding_writes.
 struct padding_target {
   std::int32_t slot = 0;
   std::int32_t page = 0;

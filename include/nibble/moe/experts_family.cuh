@@ -49,8 +49,11 @@ struct experts_family {
 
   /// Everything for p.m tokens. p.ids, p.weights, p.shared_weights and p.x may come from the kernel just
   /// before; p.slot_of must be older.
-  static status launch(const params& p, const launch_options& options) {
-    if (p.m > max_tokens) return launch_experts_many<Shape, Device>(p, options);
+  static status launch(const params& p, const launch_options& options) { return launch(p, p.m, options); }
+  /// The same for a piece of a step of `step_tokens` tokens: by the kernels that the whole step would take,
+  /// so that the pieces have its bits.
+  static status launch(const params& p, int step_tokens, const launch_options& options) {
+    if (step_tokens > max_tokens) return launch_experts_many<Shape, Device>(p, options, step_tokens);
     if (const status s = launch_gate_up<Shape, Device>(p, options); !s.ok()) return s;
     return launch_down<Shape, Device>(p, options);
   }

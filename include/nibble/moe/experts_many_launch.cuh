@@ -184,10 +184,11 @@ status launch_experts_wide(const experts_params& p, const launch_options& option
 }
 
 /// y = residual + Σ_j weight_j · down_j · SwiGLU(gate_j · x, up_j · x) for any number of tokens. The contract
-/// of launch_gate_up and launch_down, and a workspace; the grid does not depend on the routes.
+/// of launch_gate_up and launch_down, and a workspace; the grid does not depend on the routes. \param
+/// step_tokens tokens whose kernels are to be taken, see experts_family
 template <experts_shape S, device_class Device = default_device>
-status launch_experts_many(const experts_params& p, const launch_options& options) {
-  const int width = expert_tile_width(S, p.m, Device);
+status launch_experts_many(const experts_params& p, const launch_options& options, int step_tokens = 0) {
+  const int width = expert_tile_width(S, step_tokens > 0 ? step_tokens : p.m, Device);
   if (width <= 16) return launch_experts_many_with<S, 16, Device>(p, options);
   if (width <= 32) return launch_experts_many_with<S, 32, Device>(p, options);
   if constexpr (has_wide_experts(S, Device)) {

@@ -71,7 +71,8 @@ __global__ __launch_bounds__(Threads) void add_from_host(const __grid_constant__
   }
 }
 
-/// Handing over as a kernel family: ask() after the placement, launch() after down.
+/// Handing over as kernel families: host_question_family after the placement, host_experts_family after down,
+/// which has ask() for the former too.
 struct host_experts_family {
   using params = host_experts_params;
   static constexpr const char* name = "experts on the CPU";
@@ -109,6 +110,21 @@ struct host_experts_family {
         !aligned(p.rows_out) || !aligned(p.rows_in) || p.asked == nullptr || p.failures == nullptr)
       return status::invalid(where, "a list or the mail is missing");
     return status::success();
+  }
+};
+
+/// The question alone.
+struct host_question_family {
+  using params = host_experts_params;
+  static constexpr const char* name = "question to the CPU";
+
+  template <class Visit>
+  static status for_each_kernel(Visit&& visit) {
+    return visit(ask_host<host_experts_family::threads>, host_experts_family::threads, std::size_t{0},
+                 "ask_host");
+  }
+  static status launch(const params& p, const launch_options& options) {
+    return host_experts_family::ask(p, options);
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,6 +22,8 @@
 #include "nibble/moe/fetch_server.cuh"
 #include "nibble/moe/fetch_staged.cuh"
 #include "nibble/moe/placement_file.hpp"
+#include "nibble/moe/placement_host.cuh"
+#include "nibble/moe/placement_server.cuh"
 #include "nibble/moe/residency_device.cuh"
 #include "nibble/moe/residency_launch.cuh"
 #include "nibble/startup/kernel_table.hpp"
@@ -28,21 +31,22 @@
 namespace nibble::moe {
 
 /// Tables, slots and the way experts come. The slots' memory and the store belong to the caller and outlive
-/// it. One step at a time.
+/// it. One stream at a time; any number of steps may be under way on it.
 ///
 ///     expert_offload<shape> offload(store, slots, 5000, 10240, worth, stream);
 ///     …  for each layer of a step, after the router:
 ///     status s = offload.bring(layer, ids, rows, place_mode::decode, options);   launches only; captured
 ///     …  with the step's last copies:
-///     offload.ask_for_counts(stream);
-///     …  once the stream is through:
-///     if (const std::string what = offload.failure(stream); !what.empty())  the requests of the step end
-///     with it
+///     s = offload.read_counts(counts, stream);                                   and generation() is noted
+///     …  once these have come:
+///     if (const std::string what = offload.failure(*counts, generation, stream); !what.empty())
+///       the requests of the step end with it
 template <residency_shape Shape>
 class expert_offload {
  public:
-  /// Every kernel that bring() may launch.
-  using kernels = table_of<residency_family<Shape>, fetch_family, staged_fetch_family>;
+  /// Every kernel that bring() and add_host_share() may launch.
+  using kernels = table_of<residency_family<Shape>, fetch_family, staged_fetch_family, host_question_family,
+                           host_experts_family>;
 
   /// Fills the slots with the worthiest experts; takes as long as the bytes over the link.
   /// \param slots memory of slot_count slots now, and at the same address of most_slots once it has grown
@@ -50,10 +54,7 @@ class expert_offload {
   /// threads; null: from the store. Throws device_error, out_of_memory, error.
   expert_offload(const expert_store& store, std::byte* slots, int slot_count, int most_slots,
                  std::span<const std::uint32_t> worth, cudaStream_t stream, fetch_server::reader read = {})
-      : store_(store),
-        slots_(slots),
-        tables_(Shape, most_slots, store.scales()),
-        counts_copy_(sizeof(residency_counts)) {
+      : store_(store), slots_(slots), tables_(Shape, most_slots, store.scales()) {
     if (store.count() != Shape.total())
       throw error("expert offload: the store has another number of experts");
     if (store.locked() < store.count()) {
@@ -71,20 +72,58 @@ class expert_offload {
   /// Rows that one call of bring() takes for sure; a larger step's experts are to be called in pieces.
   [[nodiscard]] int most_rows() const { return largest_placed_rows(Shape, open_slots_); }
 
+  /// From now on decode steps of up to most_host_rows rows leave some of their misses to the CPU. Before
+  /// anything is captured. \param fetch_of of split_misses
+  void share_with_host(std::unique_ptr<host_experts_server> server, std::span<const std::int32_t> fetch_of) {
+    if (fetch_of.size() != most_split_misses + 1)
+      throw error("expert offload: the split of misses has another length");
+    std::vector<std::int32_t> words(256, 0);
+    std::copy(fetch_of.begin(), fetch_of.end(), words.begin());
+    split_ = device_memory(4 * words.size());
+    copy_to_device(split_.data(), words.data(), 4 * words.size());
+    host_ = std::move(server);
+  }
+  [[nodiscard]] bool shares_with_host() const { return host_ != nullptr; }
+
+  /// What the CPU needs of a layer's rows to take a share of their misses, and where it goes.
+  struct host_share {
+    const float* weights = nullptr;  ///< [rows][top_k]
+    const void* x = nullptr;         ///< bf16, rows ldx apart; see host_experts_params
+    int ldx = 0;
+    void* y = nullptr;  ///< bf16, rows ldy apart
+    int ldy = 0;
+  };
+
   /// Makes the experts that `ids` name resident: afterwards the layer's experts may be launched with
   /// tables(). \param ids [rows][top_k], may come from the kernel before \param launch how a family is
-  /// launched: launch(std::type_identity<Family>{}, params) → status
+  /// launched: launch(std::type_identity<Family>{}, params) → status \param share where the CPU may take
+  /// misses, if it shares: they stay missing, and add_host_share() follows behind the layer's experts
   template <class Launch>
-  [[nodiscard]] status bring(int layer, const std::int32_t* ids, int rows, place_mode mode,
-                             Launch&& launch) const {
-    const place_params p = placement(layer, ids, rows, mode);
+  [[nodiscard]] status bring(int layer, const std::int32_t* ids, int rows, place_mode mode, Launch&& launch,
+                             const host_share* share = nullptr) const {
+    place_params p = placement(layer, ids, rows, mode);
+    const bool shared = share != nullptr && takes_share(rows, mode);
+    if (shared) p.fetch_of = split_.template as<std::int32_t>(), p.host_list = host_list();
     if (const status s = launch(std::type_identity<residency_family<Shape>>{}, p); !s.ok()) return s;
+    if (shared)
+      if (const status s =
+              launch(std::type_identity<host_question_family>{}, host_params(layer, ids, rows, *share));
+          !s.ok())
+        return s;
     const fetch_params f = fetch(p.list, p.state);
     if (server_ == nullptr) return launch(std::type_identity<fetch_family>{}, f);
     return launch(std::type_identity<staged_fetch_family>{},
                   server_->params(f, store_.locked(), &p.state.counts->failed));
   }
-  /// The same with launch_options.
+  /// Adds the CPU's share to y, once the layer's other experts have written it. The arguments are those of
+  /// bring().
+  template <class Launch>
+  [[nodiscard]] status add_host_share(int layer, const std::int32_t* ids, int rows, place_mode mode,
+                                      Launch&& launch, const host_share& share) const {
+    if (!takes_share(rows, mode)) return status::success();
+    return launch(std::type_identity<host_experts_family>{}, host_params(layer, ids, rows, share));
+  }
+  /// bring() with launch_options.
   [[nodiscard]] status bring(int layer, const std::int32_t* ids, int rows, place_mode mode,
                              const launch_options& options) const {
     return bring(layer, ids, rows, mode, [&options]<class Family>(std::type_identity<Family>, const auto& p) {
@@ -128,44 +167,52 @@ class expert_offload {
   /// slot_of, slot_scales and slot_count for the experts' kernels.
   [[nodiscard]] residency_view tables() const { return tables_.view(); }
 
-  /// Copies the counts behind what the stream has; never waits.
-  [[nodiscard]] status ask_for_counts(cudaStream_t stream) {
-    return runtime_status(cudaMemcpyAsync(counts_copy_.data(), tables_.view().counts,
-                                          sizeof(residency_counts), cudaMemcpyDeviceToHost, stream),
-                          where, "the counts could not be read");
+  /// Slots that are open, and that can ever be.
+  [[nodiscard]] int slot_count() const { return open_slots_; }
+  [[nodiscard]] int most_slots() const { return tables_.slot_count(); }
+  /// Whether some experts come through host threads because their memory is not page-locked.
+  [[nodiscard]] bool staged() const { return server_ != nullptr; }
+
+  /// Copies the counts behind what the stream has; never waits. \param to page-locked
+  [[nodiscard]] status read_counts(residency_counts* to, cudaStream_t stream) const {
+    return runtime_status(
+        cudaMemcpyAsync(to, tables_.view().counts, sizeof *to, cudaMemcpyDeviceToHost, stream), where,
+        "the counts could not be read");
   }
-  /// The counts that were asked for, once the stream is through.
-  [[nodiscard]] residency_counts counts() const {
-    residency_counts c;
-    std::memcpy(static_cast<void*>(&c), counts_copy_.data(), sizeof c);
-    return c;
-  }
-  /// Why the step is to be failed, "" for a good one. After a failure nothing is resident but all works
-  /// again. Throws where the device itself has failed.
-  [[nodiscard]] std::string failure(cudaStream_t stream) {
-    const residency_counts c = counts();
-    if (c.good()) return {};
-    std::string text = "the step's experts could not all be had:";
-    if (c.failed > 0) {
-      const std::string why = server_ != nullptr ? server_->take_failure() : "";
-      text += " " + std::to_string(c.failed) + " could not be read" + (why.empty() ? "" : " (" + why + ")");
+  /// How often failures were repaired. To be noted when a step is launched.
+  [[nodiscard]] std::uint64_t generation() const { return generation_; }
+  /// Why a step is to be failed, "" for a good one. After a failure nothing is resident but all works again.
+  /// Every step that was launched before the repair fails too: it may have used an expert that never came.
+  /// Waits for the stream where there is something to repair. Throws where the device itself has failed.
+  /// \param after the step's read_counts  \param launched_in generation() when it was launched
+  [[nodiscard]] std::string failure(const residency_counts& after, std::uint64_t launched_in,
+                                    cudaStream_t stream) {
+    if (after.good()) return {};
+    if (launched_in == generation_) {
+      drain(stream);  // a step behind may still be asking the server
+      host_residency host = tables_.get(stream);
+      repair(host);
+      tables_.set(host, stream);
     }
-    if (c.unplaced > 0)
-      text += " " + std::to_string(c.unplaced) +
+    std::string text = "the step's experts could not all be had:";
+    if (after.failed > 0)
+      text +=
+          " " + std::to_string(after.failed) + " could not be read" + (why_.empty() ? "" : " (" + why_ + ")");
+    if (after.unplaced > 0)
+      text += " " + std::to_string(after.unplaced) +
               " found no slot: the step has more tokens than the slots can serve";
-    if (c.bad_ids > 0) text += " " + std::to_string(c.bad_ids) + " ids were out of range";
-    if (server_ != nullptr) server_->reset();
-    host_residency host = tables_.get(stream);
-    host.forget_all();
-    tables_.set(host, stream);
-    *reinterpret_cast<residency_counts*>(counts_copy_.data()) = {};
+    if (after.bad_ids > 0) text += " " + std::to_string(after.bad_ids) + " ids were out of range";
     return text;
   }
 
   /// Opens or closes slots. Closing comes before their memory goes, opening after it has come. Graphs that
-  /// were captured stay valid.
+  /// were captured stay valid. Waits for the stream; counts begin at zero.
   void resize(int slot_count, cudaStream_t stream) {
+    drain(stream);
+    const bool good = tables_.counts(stream).good();
     host_residency host = tables_.get(stream);
+    // A step that nobody has asked about yet left experts that never came.
+    if (!good) repair(host);
     host.resize(slot_count);
     tables_.set(host, stream);
     open_slots_ = slot_count;
@@ -183,7 +230,35 @@ class expert_offload {
     require(bring_experts(store_, entries, slots_, stream));
     tables_.set(host, stream);
     open_slots_ = host.slot_count();
-    *reinterpret_cast<residency_counts*>(counts_copy_.data()) = {};
+  }
+  static void drain(cudaStream_t stream) {
+    require(runtime_status(cudaStreamSynchronize(stream), where, "work on the stream failed"));
+  }
+  /// No one knows which slots hold what. \pre nothing is under way
+  void repair(host_residency& host) {
+    why_ = server_ != nullptr ? server_->take_failure() : "";
+    if (why_.empty() && host_ != nullptr) why_ = host_->take_failure();
+    if (server_ != nullptr) server_->reset();
+    if (host_ != nullptr) host_->reset();
+    host.forget_all();
+    ++generation_;
+  }
+
+  [[nodiscard]] bool takes_share(int rows, place_mode mode) const {
+    return host_ != nullptr && mode == place_mode::decode && rows <= most_host_rows;
+  }
+  [[nodiscard]] std::int32_t* host_list() const {
+    return split_.template as<std::int32_t>() + (most_split_misses + 1 + 63) / 64 * 64;
+  }
+  [[nodiscard]] host_experts_params host_params(int layer, const std::int32_t* ids, int rows,
+                                                const host_share& share) const {
+    host_experts_params p;
+    host_->set(p);
+    p.host_list = host_list();
+    p.layer = layer, p.rows = rows, p.ids = ids, p.weights = share.weights;
+    p.x = share.x, p.ldx = share.ldx, p.y = share.y, p.ldy = share.ldy;
+    p.failures = &tables_.view().counts->failed;
+    return p;
   }
 
   [[nodiscard]] place_params placement(int layer, const std::int32_t* ids, int rows, place_mode mode) const {
@@ -222,10 +297,13 @@ class expert_offload {
   const expert_store& store_;
   std::byte* slots_;
   device_residency tables_;
-  pinned_memory counts_copy_;
   std::unique_ptr<fetch_server> server_;
+  std::unique_ptr<host_experts_server> host_;
+  device_memory split_;  ///< fetch_of, then the list of misses that the CPU takes
   event placed_, arrived_;
   int open_slots_ = 0;
+  std::uint64_t generation_ = 0;
+  std::string why_;  ///< what the last repair was about
 };
 
 }  // namespace nibble::moe

@@ -91,7 +91,17 @@ using parallel_runner = std::function<void(std::size_t count, const std::functio
 struct loaded_weights {
   host_arena arena;
   std::uint64_t copied_bytes = 0;
+  std::vector<detail::weight_copy> unchecked;  ///< in the mapping, and not looked at yet
+
+  /// Checks what load_weights left for later. Throws format_error.
+  void check_the_rest(const parallel_runner& run) const {
+    run(unchecked.size(), [this](std::size_t i) { detail::run_copy(unchecked[i]); });
+  }
 };
+
+/// Says of a tensor that stays in the mapping whether its values are to be checked later, by
+/// loaded_weights::check_the_rest: for those that may not be needed at all.
+using check_later = std::function<bool(const io::tensor_slice&)>;
 
 /// Binds every leaf of `op` to `source` and reads the weights.
 ///
@@ -100,18 +110,22 @@ struct loaded_weights {
 /// fp32 values are checked on the way. Cost: the tree's weight_bytes plus at most 64 bytes for each tensor.
 template <class Op>
 [[nodiscard]] loaded_weights load_weights(Op& op, io::checkpoint& source, const bind_options& options,
-                                          load_mode mode = load_mode::copy, const parallel_runner& run = {}) {
+                                          load_mode mode = load_mode::copy, const parallel_runner& run = {},
+                                          const check_later& later = {}) {
   constexpr std::uint64_t tensors_per_leaf = 2 * max_segments;
   loaded_weights weights{host_arena(weight_bytes<Op>() +
                                     host_arena::alignment_bytes * tensors_per_leaf * (leaf_count<Op>() + 1)),
-                         0};
+                         0,
+                         {}};
   binder bind(source, options, weights.arena, mode);
   for_each_leaf(op, bind);
   const bind_report& report = bind.finish();
   if (report.problems() != 0)
     throw format_error(source.folder().string() +
                        ": the checkpoint does not fit the model: " + report.text());
-  const auto& copies = bind.copies();
+  std::vector<detail::weight_copy> copies;
+  for (const auto& copy : bind.copies())
+    (copy.to == nullptr && later && later(copy.from) ? weights.unchecked : copies).push_back(copy);
   const std::function<void(std::size_t)> body = [&](std::size_t i) { detail::run_copy(copies[i]); };
   if (run)
     run(copies.size(), body);

@@ -23,8 +23,8 @@ enum class ledger_line : std::uint8_t {
   weights,       ///< everything of the model that is always resident
   workspace,     ///< activations of the largest step, page tables, logits
   graphs,        ///< captured steps
-  states,        ///< recurrent states: one for each running sequence, snapshots, the dummy
-  kv_pages,      ///< keys and values, the dummy page included
+  states,        ///< recurrent states: one for each running sequence, snapshots, a dummy if need be
+  kv_pages,      ///< keys and values, a dummy page included if need be
   expert_slots,  ///< routed experts that are resident
   reserve,       ///< left free: other programs, fragmentation
 };

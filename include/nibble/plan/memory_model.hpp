@@ -34,6 +34,9 @@ struct memory_model {
   std::uint64_t state_slot_bytes = 0;  ///< recurrent state of one sequence, all layers; 0: none
   std::uint64_t kv_page_bytes = 0;     ///< keys and values of one page, all layers
   int page_tokens = 16;
+  /// Whether padding rows write somewhere: one state slot and one page more than sequences use. False where
+  /// they touch no cache.
+  bool padding_writes = true;
 
   std::uint64_t expert_slot_bytes = 0;  ///< 0: no routed experts, or they are among the weights
   std::uint64_t experts = 0;            ///< routed experts of all layers
@@ -69,6 +72,9 @@ struct plan_request {
   int least_context_tokens = 2048;
   int preferred_running = 4;
   int preferred_step_tokens = 1024;
+  /// Preferred instead where not all experts fit, if it is more: every step of a long prompt brings nearly
+  /// all that are missing, so few large steps bring less than many small ones. 0: no other preference.
+  int preferred_step_tokens_fetching = 0;
   int least_step_tokens = 64;
   int state_snapshots = 0;  ///< states kept beside the running ones, by a prefix cache
   bool graphs = true;
@@ -95,15 +101,16 @@ enum class expert_residency : std::uint8_t {
 struct memory_plan {
   std::uint64_t budget_bytes = 0;
   step_limits limits;
-  std::uint64_t kv_pages = 0;     ///< ids 0 … kv_pages - 1, of which 0 is the dummy
-  std::uint64_t state_slots = 0;  ///< ids 0 … state_slots - 1, of which 0 is the dummy
+  std::uint64_t kv_pages = 0;     ///< ids 0 … kv_pages - 1; 0 is the dummy where padding_writes
+  std::uint64_t state_slots = 0;  ///< ids 0 … state_slots - 1; 0 is the dummy where padding_writes
   std::uint64_t expert_slots = 0;
   expert_residency residency = expert_residency::none;
   std::vector<int> captured_sizes;  ///< empty without graphs
   ledger lines;
   std::vector<std::string> notes;  ///< what had to give way, and the formula of the reserve
 
-  /// The page and the slot that padding rows write to. The first ones, so that they stay when caches shrink.
+  /// The page and the slot that padding rows write to, where they do. The first ones, so that they stay when
+  /// caches shrink.
   static constexpr std::int32_t dummy_page = 0, dummy_slot = 0;
 };
 

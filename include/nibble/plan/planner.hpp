@@ -3,11 +3,11 @@
 /// The split of device memory: pure arithmetic over what was measured and what types say.
 ///
 /// The rule. Fixed lines come first: context, kernels, weights, reserve, and for the least step its
-/// workspace, its graphs, its states (running + snapshots + one dummy), its KV pages (one context of the
-/// least length, a page for each further sequence, one dummy) and the expert slots that one layer of one step
-/// can ask for (experts per token × running, at most a layer). If these do not fit, the plan is refused. Then
-/// memory is spent in this order, each item as far as it goes, the next one only once the one before is
-/// complete:
+/// workspace, its graphs, its states (running + snapshots), its KV pages (one context of the least length, a
+/// page for each further sequence), one dummy of both where padding rows write somewhere, and the expert
+/// slots that one layer of one step can ask for (experts per token × running, at most a layer). If these do
+/// not fit, the plan is refused. Then memory is spent in this order, each item as far as it goes, the next
+/// one only once the one before is complete:
 ///
 ///     1. tokens of a step, to the preferred number    (workspace)
 ///     2. sequences that run, to the preferred number  (states, workspace, graphs, pages)
@@ -72,6 +72,11 @@ class planner {
     if (!fits(at)) refuse(at);
     advance(at);
     return finished(at);
+  }
+  /// Whether steps of a fetching engine would be preferred larger than this plan's.
+  [[nodiscard]] static bool wants_larger_steps(const memory_plan& plan, const plan_request& request) {
+    return !request.step_tokens && request.preferred_step_tokens_fetching > request.preferred_step_tokens &&
+           plan.residency == expert_residency::two_layers;
   }
 
   [[nodiscard]] bool feasible() const { return fits(least_); }
@@ -202,16 +207,16 @@ class planner {
                  " pages of " + bytes_text(model_.kv_page_bytes) + "; a context of " +
                  std::to_string(least_.context) + " tokens with " + std::to_string(least_.running) +
                  " sequences needs " + std::to_string(needed) + " (" + std::to_string(model_.page_tokens) +
-                 " tokens a page, one for each further sequence, one dummy): " +
-                 bytes_text(saturating_multiply(needed, model_.kv_page_bytes)));
+                 " tokens a page, one for each further sequence" + (dummies() > 0 ? ", one dummy" : "") +
+                 "): " + bytes_text(saturating_multiply(needed, model_.kv_page_bytes)));
     fixed_pages_ = pages;
     // Sequences and context share these pages.
-    const std::uint64_t for_sequences = pages - 1 - divide_up(least_.context, u(model_.page_tokens));
+    const std::uint64_t for_sequences = pages - dummies() - divide_up(least_.context, u(model_.page_tokens));
     target_.running = std::min(target_.running, std::max(least_.running, for_sequences + 1));
     if (!request_.context_tokens)
-      target_.context = std::max(
-          least_.context,
-          std::min(target_.context, saturating_multiply(pages - target_.running, u(model_.page_tokens))));
+      target_.context = std::max(least_.context,
+                                 std::min(target_.context, saturating_multiply(pages - shared_pages(target_),
+                                                                               u(model_.page_tokens))));
     least_.pages = target_.pages = pages;
   }
 
@@ -222,10 +227,16 @@ class planner {
         saturating_multiply(std::max<std::uint64_t>(1, model_.experts_per_token), at.running);
     return std::min(experts(), std::min(a_layer, asked));
   }
+  [[nodiscard]] std::uint64_t dummies() const { return model_.padding_writes ? 1 : 0; }
+  /// Pages that the longest sequence cannot have: those of further sequences and the dummy.
+  [[nodiscard]] std::uint64_t shared_pages(const plan_levels& at) const { return at.running - 1 + dummies(); }
+  [[nodiscard]] std::uint64_t state_count(const plan_levels& at) const {
+    return saturating_add(at.running, u(request_.state_snapshots) + dummies());
+  }
   [[nodiscard]] std::uint64_t floor_pages(const plan_levels& at) const {
     if (model_.kv_page_bytes == 0) return 1;
     return std::max(divide_up(at.context, u(model_.page_tokens)) + (at.running - 1), request_.pinned_pages) +
-           1;
+           dummies();
   }
   [[nodiscard]] std::uint64_t pages_of(const plan_levels& at) const {
     return at.pages != 0 ? at.pages : floor_pages(at);
@@ -273,12 +284,12 @@ class planner {
                std::to_string(at.step_tokens) + " tokens a step");
     const std::uint64_t sizes = size_count(at);
     lines.plan(ledger_line::graphs, rounded(sizes, model_.graph_bytes), std::to_string(sizes) + " sizes");
-    const std::uint64_t states = saturating_add(at.running, u(request_.state_snapshots) + 1);
-    lines.plan(ledger_line::states, rounded(states, model_.state_slot_bytes),
+    lines.plan(ledger_line::states, rounded(state_count(at), model_.state_slot_bytes),
                model_.state_slot_bytes == 0
                    ? ""
                    : std::to_string(at.running) + " running, " + std::to_string(request_.state_snapshots) +
-                         " snapshots, 1 dummy, " + bytes_text(model_.state_slot_bytes) + " each");
+                         " snapshots, " + (dummies() > 0 ? "1 dummy, " : "") +
+                         bytes_text(model_.state_slot_bytes) + " each");
     const std::uint64_t pages = pages_of(at);
     lines.plan(ledger_line::kv_pages, rounded(pages, model_.kv_page_bytes),
                std::to_string(pages) + " pages of " + std::to_string(model_.page_tokens) +
@@ -304,7 +315,7 @@ class planner {
     sum = saturating_add(sum, std::max(planned, machine_.resident_bytes));
     add(1, workspace_of(at, u(request_.context_tokens.value_or(context_limit()))));
     add(size_count(at), model_.graph_bytes);
-    add(saturating_add(at.running, u(request_.state_snapshots) + 1), model_.state_slot_bytes);
+    add(state_count(at), model_.state_slot_bytes);
     add(pages_of(at), model_.kv_page_bytes);
     add(slots_of(at), model_.expert_slot_bytes);
     return sum;
@@ -333,8 +344,9 @@ class planner {
       const std::uint64_t full =
           divide_up(u(request_.context_tokens.value_or(context_limit())), u(model_.page_tokens));
       at.pages = floor_pages(at);
-      raise(&plan_levels::pages, std::max(at.pages, std::min(saturating_multiply(full, at.running) + 1,
-                                                             request_.most_kv_pages.value_or(UINT64_MAX))));
+      raise(&plan_levels::pages,
+            std::max(at.pages, std::min(saturating_multiply(full, at.running) + dummies(),
+                                        request_.most_kv_pages.value_or(UINT64_MAX))));
     }
   }
   [[nodiscard]] memory_plan finished(plan_levels at) const {
@@ -344,14 +356,14 @@ class planner {
     plan.kv_pages = pages_of(at);
     if (!request_.context_tokens && model_.kv_page_bytes > 0) {
       // What one sequence may use: the pages beyond those of the further sequences that are preferred.
-      const std::uint64_t alone = plan.kv_pages - std::min(plan.kv_pages, target_.running);
+      const std::uint64_t alone = plan.kv_pages - std::min(plan.kv_pages, shared_pages(target_));
       at.context = std::max(at.context,
                             std::min(u(context_limit()), saturating_multiply(alone, u(model_.page_tokens))));
       at.pages = plan.kv_pages;
     }
     plan.limits = {static_cast<int>(at.step_tokens), static_cast<int>(at.running),
                    static_cast<int>(at.context)};
-    plan.state_slots = at.running + u(request_.state_snapshots) + 1;
+    plan.state_slots = state_count(at);
     plan.expert_slots = slots_of(at);
     plan.captured_sizes = sizes_of(at);
     plan.lines = lines_of(at);
@@ -445,7 +457,17 @@ class planner {
 /// with the ledger and what would fit.
 [[nodiscard]] inline memory_plan plan_memory(const machine_memory& machine, const memory_model& model,
                                              const plan_request& request) {
-  return detail::planner(machine, model, request).plan();
+  memory_plan plan = detail::planner(machine, model, request).plan();
+  if (!detail::planner::wants_larger_steps(plan, request)) return plan;
+  // The same wishes with larger steps. Where nothing is left for two layers beside them, the first plan is.
+  plan_request larger = request;
+  larger.preferred_step_tokens = request.preferred_step_tokens_fetching;
+  larger.preferred_step_tokens_fetching = 0;
+  memory_plan with = detail::planner(machine, model, larger).plan();
+  return with.residency == expert_residency::two_layers && with.limits.running >= plan.limits.running &&
+                 with.limits.context_tokens >= plan.limits.context_tokens
+             ? with
+             : plan;
 }
 
 /// A new split of expert slots and KV pages for an engine that runs. Sequences, step and reserve stay as

@@ -42,6 +42,12 @@ class fake_runner : public model_runner {
 
   void clear_slot(int slot) override { slots_.at(static_cast<std::size_t>(slot)) = {}; }
 
+  /// As if every step found three experts and missed one.
+  expert_traffic experts() const override {
+    const auto n = static_cast<std::uint64_t>(steps);
+    return {3 * n, n};
+  }
+
   void step(std::span<const step_sequence> sequences, std::span<float> logits) override {
     ++steps;
     if (before_step) before_step(sequences);

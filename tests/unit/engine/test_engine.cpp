@@ -53,6 +53,9 @@ TEST_CASE("the engine answers from its own thread") {
   CHECK(one.sink->tokens == alone(request_of(1, 12, 20)));
   CHECK(two.sink->tokens == alone(request_of(2, 30, 10)));
   CHECK(target.context_tokens() == 256);
+  target.stop();
+  CHECK(target.counters().expert_misses == static_cast<std::uint64_t>(runner.steps));
+  CHECK(target.counters().expert_hits == 3 * target.counters().expert_misses);
 }
 
 TEST_CASE("requests that cannot run are refused at the door") {

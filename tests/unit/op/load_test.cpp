@@ -241,6 +241,44 @@ TEST_CASE("C006: NaN and negative block scales are refused with name and index")
   CHECK(has(c.complaint(), "q_proj.weight has NaN (byte 255) at index 5"));
 }
 
+TEST_CASE("tensors that stay in the mapping may be checked later, the others are not put off") {
+  const parallel_runner serial = [](std::size_t count, const auto& body) {
+    for (std::size_t i = 0; i < count; ++i) body(i);
+  };
+  const check_later gates = [](const io::tensor_slice& slice) {
+    return slice.name.find("gate_proj") != std::string::npos;
+  };
+  small_checkpoint c;
+  c.tensors["gate_proj.weight_scale"].bytes[1] = '\x7F';
+  const temporary_folder folder;
+  c.write(folder);
+  {
+    io::checkpoint source(folder.path());
+    small op;
+    const auto weights =
+        load_weights(op, source, small_checkpoint::modelopt(), load_mode::map, serial, gates);
+    CHECK(!weights.unchecked.empty());
+    CHECK(
+        has(message_of<format_error>([&] { weights.check_the_rest(serial); }), "gate_proj.weight_scale has"));
+  }
+  io::checkpoint source(folder.path());
+  small op;
+  // What is copied is checked on the way, and what nobody put off at once.
+  CHECK(has(message_of<format_error>([&] {
+              (void)load_weights(op, source, small_checkpoint::modelopt(), load_mode::copy, serial, gates);
+            }),
+            "gate_proj.weight_scale has"));
+  c.tensors["gate_proj.weight_scale"].bytes[1] = '\x00';
+  c.tensors["up_proj.weight_scale"].bytes[0] = '\x7F';
+  const temporary_folder other;
+  c.write(other);
+  io::checkpoint damaged(other.path());
+  CHECK(has(message_of<format_error>([&] {
+              (void)load_weights(op, damaged, small_checkpoint::modelopt(), load_mode::map, serial, gates);
+            }),
+            "up_proj.weight_scale has"));
+}
+
 TEST_CASE("values that are not finite are refused with name and index") {
   const float nan = std::nanf(""), inf = HUGE_VALF, most = 3e38f;
   for (const load_mode mode : {load_mode::copy, load_mode::map}) {

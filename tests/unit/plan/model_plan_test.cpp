@@ -76,9 +76,10 @@ TEST_CASE("C054: states grow with sequences, are a line of their own, and unknow
     options.max_running = running;
     const auto paper = plan_on_paper(large, 48 * gib, options);
     const auto line = paper.plan.lines[nibble::ledger_line::states].planned_bytes;
-    CHECK(line >= static_cast<std::uint64_t>(running + 1) * found.bytes.state_slot_bytes);
+    CHECK(line >= static_cast<std::uint64_t>(running) * found.bytes.state_slot_bytes);
     if (running == 1) line_of_one = line;
-    CHECK(line <= static_cast<std::uint64_t>(running + 1) * line_of_one);
+    CHECK(line <= static_cast<std::uint64_t>(running) * line_of_one);
+    CHECK(paper.plan.state_slots == static_cast<std::uint64_t>(running));  // padding rows need none
     CHECK(contains(paper.text(), "recurrent states"));
   }
   CHECK(contains(
@@ -130,6 +131,8 @@ TEST_CASE("plan on paper: a 12 GiB card, from config.json, with neither GPU nor 
   CHECK(paper.plan.expert_slots > 3000);
   CHECK(paper.plan.expert_slots < 5000);
   CHECK(paper.plan.limits.context_tokens == 32768);
+  CHECK(paper.plan.limits.step_tokens == 2048);  // experts are fetched
+  CHECK(plan_on_paper(large, 32 * gib, {}).plan.limits.step_tokens == 512);
   const std::string text = paper.text();
   for (const char* part : {"context", "kernels", "weights", "workspace", "graphs", "recurrent states",
                            "KV pages", "expert slots", "reserve", "of 12.00 GiB", "are resident at a time"})

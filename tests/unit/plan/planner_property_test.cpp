@@ -94,6 +94,7 @@ class generator {
     if (chance(6)) r.most_captured_rows = number(1, 32);
     r.preferred_running = number(1, 16);
     r.preferred_step_tokens = number(1, 4096);
+    m.padding_writes = !chance(3);
     return w;
   }
 
@@ -140,11 +141,14 @@ std::string broken_rule(const world& w, const memory_plan& p) {
   if (recount(w, p) != p.lines.planned_total()) return "the lines are not the counts";
   const auto context = static_cast<std::uint64_t>(p.limits.context_tokens);
   const auto running = static_cast<std::uint64_t>(p.limits.running);
+  const std::uint64_t dummies = w.model.padding_writes ? 1 : 0;
   if (w.model.kv_page_bytes > 0 &&
-      p.kv_pages < divide_up(context, static_cast<std::uint64_t>(w.model.page_tokens)) + running)
+      p.kv_pages <
+          divide_up(context, static_cast<std::uint64_t>(w.model.page_tokens)) + running - 1 + dummies)
     return "too few pages for a context, further sequences and the dummy";
-  if (w.model.kv_page_bytes > 0 && p.kv_pages < r.pinned_pages + 1) return "pinned pages are gone";
-  if (p.state_slots != running + static_cast<std::uint64_t>(r.state_snapshots) + 1) return "state slots";
+  if (w.model.kv_page_bytes > 0 && p.kv_pages < r.pinned_pages + dummies) return "pinned pages are gone";
+  if (p.state_slots != running + static_cast<std::uint64_t>(r.state_snapshots) + dummies)
+    return "state slots";
   const std::uint64_t experts = w.model.expert_slot_bytes == 0 ? 0 : w.model.experts;
   if (p.expert_slots > experts) return "more slots than experts";
   if (p.expert_slots <

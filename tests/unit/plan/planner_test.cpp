@@ -52,6 +52,51 @@ TEST_CASE("plan: what is left when all experts are resident goes to the KV cache
   CHECK(q.lines.planned_total() < 42 * gib);
 }
 
+TEST_CASE("plan: nothing is kept for padding rows that write nowhere") {
+  auto model = large_moe();
+  const auto with = plan_memory(card(12 * gib), model, {});
+  model.padding_writes = false;
+  const auto without = plan_memory(card(12 * gib), model, {});
+  CHECK(without.state_slots == with.state_slots - 1);
+  CHECK(without.kv_pages == with.kv_pages - 1);
+  CHECK(without.expert_slots >= with.expert_slots + 30);  // 62 MiB
+  CHECK(without.limits.context_tokens == with.limits.context_tokens);
+  CHECK(contains(with.lines.text(), "1 dummy"));
+  CHECK(!contains(without.lines.text(), "dummy"));
+  plan_request r;
+  r.kv_bytes = 640 * mib;
+  CHECK(plan_memory(card(12 * gib), model, r).limits.context_tokens == (2048 - 3) * 16);
+}
+
+TEST_CASE("plan: steps are larger where experts must be fetched and there is room for it") {
+  plan_request r;
+  r.preferred_step_tokens = 512;
+  r.preferred_step_tokens_fetching = 4096;
+  CHECK(plan_memory(card(24 * gib), large_moe(), r).limits.step_tokens == 512);  // all are resident
+  const auto fetching = plan_memory(card(12 * gib), large_moe(), r);
+  CHECK(fetching.limits.step_tokens == 4096);
+  CHECK(fetching.residency == expert_residency::two_layers);
+  CHECK(fetching.lines.planned_total() <= 12 * gib);
+  r.step_tokens = 512;
+  CHECK(plan_memory(card(12 * gib), large_moe(), r).limits.step_tokens == 512);  // a wish is kept
+  r.step_tokens.reset();
+  // A card on which larger steps would leave fewer slots than two layers keeps the smaller ones.
+  for (std::uint64_t bytes = 4200 * mib; bytes < 7000 * mib; bytes += 50 * mib) {
+    plan_request small;
+    small.preferred_step_tokens = 512;
+    memory_plan before;
+    try {
+      before = plan_memory(card(bytes), large_moe(), small);
+    } catch (const plan_refused&) {
+      continue;
+    }
+    const auto after = plan_memory(card(bytes), large_moe(), r);
+    CHECK(after.residency == before.residency);
+    CHECK(after.limits.running >= before.limits.running);
+    CHECK(after.limits.context_tokens >= before.limits.context_tokens);
+  }
+}
+
 TEST_CASE("plan: every wish is kept to the letter") {
   plan_request r;
   r.context_tokens = 65536;

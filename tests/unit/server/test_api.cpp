@@ -451,6 +451,7 @@ TEST_CASE("api: metrics count") {
   CHECK(response.fields.at("content-type").find("text/plain") == 0);
   CHECK(response.body.find("nibble_requests_finished_total{reason=\"stop\"} 1\n") != std::string::npos);
   CHECK(response.body.find("nibble_completion_tokens_total 3\n") != std::string::npos);
+  CHECK(response.body.find("nibble_expert_misses_total 0\n") != std::string::npos);
 }
 
 TEST_CASE("api: bad bodies are 400 and harm nobody") {

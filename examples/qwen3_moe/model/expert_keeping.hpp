@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// How the experts of a model that does not fit are kept: what the options say.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+namespace qwen3_moe {
+
+/// Whether the CPU computes some of the experts that are missing, instead of having them fetched.
+enum class cpu_share : std::uint8_t {
+  off,
+  measured,  ///< as many as pays, by what both take at the start; none where it is not 10 % faster
+  always,    ///< half of them, whatever it takes: for tests
+};
+
+struct expert_keeping {
+  std::filesystem::path
+      checkpoint;  ///< its folder, what files are checked against; empty: there are no files
+  /// Experts as they lie in host memory, so that the next start need not pack them; an empty path is beside
+  /// the checkpoint. Nothing: no such file.
+  std::optional<std::filesystem::path> cache_file;
+  /// Which experts were in use is saved at the end and taken up at the next start.
+  bool remember = false;
+  std::uint64_t lock_limit_bytes = UINT64_MAX;  ///< page-locked at most; the others go through host threads
+  /// With this, logits depend in their last bits on which experts happened to be missing: the CPU's share is
+  /// summed in another order.
+  cpu_share cpu = cpu_share::off;
+  /// For tests: called on a host thread before an expert that is not page-locked is read; what it throws
+  /// fails the step.
+  std::function<void(int number)> before_read;
+};
+
+}  // namespace qwen3_moe

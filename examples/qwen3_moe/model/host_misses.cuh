@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Missing experts that the CPU computes instead of having them fetched: the host's side, and how many.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "model/expert_keeping.hpp"
+#include "nibble/host/resident_experts.hpp"
+#include "nibble/host/thread_pool.hpp"
+#include "nibble/moe/expert_store.hpp"
+#include "nibble/moe/placement_calibrate.cuh"
+#include "nibble/moe/placement_server.cuh"
+#include "nibble/moe/placement_split.hpp"
+
+namespace qwen3_moe {
+
+/// What came of measuring. Without a server the CPU is left alone.
+struct host_misses {
+  std::unique_ptr<nibble::moe::host_experts_server> server;
+  std::array<std::int32_t, nibble::moe::most_split_misses + 1> fetch_of{};
+  double bytes_per_us = 0;  ///< of experts that the CPU computes alone, as measured
+  std::string text;         ///< one line for the start
+};
+
+namespace detail {
+
+/// Threads and experts of the host's side; the server's function owns it.
+struct host_experts_state {
+  host_experts_state(const nibble::moe::expert_store& from, int wanted_threads)
+      : store(from),
+        pool(wanted_threads > 0 ? wanted_threads : std::max(1, nibble::host::available_cores() - 1)) {}
+  const nibble::moe::expert_store& store;
+  nibble::host::thread_pool pool;
+  /// While measuring, each call takes another layer: experts that lie in a cache would be too fast.
+  std::atomic<bool> measuring = false;
+  int next_layer = 0;
+};
+
+}  // namespace detail
+
+/// Measures and decides, in some tens of milliseconds. NVFP4 experts, all of them page-locked. The slots are
+/// overwritten. \param slots at least as many as a token chooses \param threads 0: one less than cores
+/// Throws device_error.
+[[nodiscard]] inline host_misses measure_host_misses(const nibble::moe::expert_store& store, cpu_share wish,
+                                                     int hidden, int inner, int layers, int top_k,
+                                                     std::byte* slots, int slot_count, int threads,
+                                                     cudaStream_t stream) {
+  using namespace nibble::moe;
+  host_misses out;
+  const auto state = std::make_shared<detail::host_experts_state>(store, threads);
+  const int layer_experts = store.count() / layers;
+  auto server = std::make_unique<host_experts_server>(
+      hidden, top_k,
+      [=](int layer, int rows, const std::int32_t* ids, const float* weights, const float* x, float* y) {
+        if (state->measuring) layer = state->next_layer++ % layers;
+        if (layer < 0 || layer >= layers) throw nibble::error("experts on the CPU: there is no such layer");
+        for (int i = 0; i < rows * top_k; ++i)
+          if (ids[i] >= layer_experts) throw nibble::error("experts on the CPU: there is no such expert");
+        const auto first = static_cast<std::size_t>(layer) * static_cast<std::size_t>(layer_experts);
+        const auto& from = state->store;
+        nibble::host::routed_experts(state->pool,
+                                     {hidden, inner, top_k, from.data() + first * from.slot_bytes(),
+                                      from.slot_bytes(), from.scales().data() + first},
+                                     ids, weights, x, rows, y);
+      });
+  if (wish == cpu_share::always) {
+    for (int k = 0; k <= most_split_misses; ++k) out.fetch_of[static_cast<std::size_t>(k)] = k / 2;
+    out.server = std::move(server);
+    out.text = "experts: the CPU computes half of the missing ones, as asked";
+    return out;
+  }
+  fetch_params all;
+  all.store = reinterpret_cast<const std::uint8_t*>(store.data());
+  all.slots = reinterpret_cast<std::uint8_t*>(slots);
+  all.slot_bytes = all.bytes = store.slot_bytes();
+  all.slot_count = slot_count, all.expert_count = store.count();
+  state->measuring = true;
+  const measured_latencies measured = measure_misses(all, *server, hidden, top_k, stream);
+  state->measuring = false;
+  out.fetch_of = split_misses(measured.view());
+  int computed = 0;
+  std::string shares;
+  for (int k = 1; k <= most_split_misses; ++k) {
+    const int left = k - out.fetch_of[static_cast<std::size_t>(k)];
+    computed += left;
+    if (k <= top_k) shares += (shares.empty() ? "" : ", ") + std::to_string(left);
+  }
+  const auto us = [](float value) { return std::to_string(static_cast<int>(value)) + " us"; };
+  out.text =
+      "experts: one is fetched in " + us(measured.fetch[1]) + " and computed by " +
+      std::to_string(state->pool.threads()) + " threads in " + us(measured.host[1]) +
+      (computed == 0 ? "; the CPU is left alone" : "; of 1, 2, … missing ones the CPU computes " + shares);
+  if (computed > 0) out.server = std::move(server);
+  const auto most = measured.host.size() - 1;
+  out.bytes_per_us = static_cast<double>(most * store.slot_bytes()) / measured.host[most];
+  return out;
+}
+
+}  // namespace qwen3_moe

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// expert_offload as a backend uses it: warm starts, failures, pools that shrink and grow, prefill a layer
+// ahead, and the CPU's share of the misses.
+#include <atomic>
+#include <memory>
+
+#include "device_test.cuh"
+#include "expert_stores.cuh"
+#include "nibble/core/bf16.hpp"
+#include "nibble/moe/placement_offload.cuh"
+
+using namespace nibble;
+using device_test::buffer;
+using device_test::make_store;
+using moe::place_mode;
+
+namespace {
+
+constexpr moe::residency_shape shape = device_test::store_shape;
+const launch_options chained{device_test::stream(), device_test::chained};
+
+/// The whole: starts warm, serves, fails a step and goes on, shrinks and grows under the same view.
+void together(int locked_experts) {
+  const std::size_t slot_bytes = 128 * 33;
+  const auto store =
+      make_store(shape.total(), slot_bytes, static_cast<std::uint64_t>(locked_experts) * slot_bytes);
+  constexpr int most = 40;
+  const buffer<std::uint8_t> slots(most * slot_bytes);
+  std::atomic<int> fail_at = -1;
+  std::vector<std::uint32_t> worth(static_cast<std::size_t>(shape.total()), moe::worth_never);
+  for (int e = 20; e < 30; ++e)
+    worth[static_cast<std::size_t>(e)] = moe::clock_start + static_cast<unsigned>(e);
+  moe::expert_offload<shape> offload(*store, reinterpret_cast<std::byte*>(slots.data()), 12, most, worth,
+                                     device_test::stream(), [&](int number, std::span<std::byte> out) {
+                                       if (number == fail_at) throw nibble::error("gone");
+                                       std::memcpy(out.data(), store->expert(number).data(), out.size());
+                                     });
+  NIBBLE_CHECK(offload.most_rows() == 6);
+  const auto resident = [&] {
+    const auto v = offload.tables();
+    std::vector<std::int32_t> of(static_cast<std::size_t>(shape.total()));
+    NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
+    NIBBLE_CUDA_CHECK(cudaMemcpy(of.data(), v.slot_of, 4 * of.size(), cudaMemcpyDeviceToHost));
+    const auto bytes = slots.read();
+    int count = 0;
+    for (int e = 0; e < shape.total(); ++e)
+      if (of[e] >= 0) {
+        ++count;
+        if (std::memcmp(bytes.data() + of[e] * slot_bytes, store->expert(e).data(), slot_bytes) != 0)
+          return -1;
+      }
+    return count;
+  };
+  NIBBLE_CHECK(resident() == 12);
+  std::mt19937 random(9);
+  const buffer<std::int32_t> ids(64);
+  const pinned_memory counts_memory(sizeof(moe::residency_counts));
+  auto* const counts = counts_memory.as<moe::residency_counts>();
+  const auto step = [&](int rows) {
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      std::vector<std::int32_t> named(static_cast<std::size_t>(rows * shape.top_k));
+      for (auto& id : named) id = static_cast<int>(random() % 16);
+      NIBBLE_CUDA_CHECK(cudaMemcpyAsync(ids.data(), named.data(), 4 * named.size(), cudaMemcpyHostToDevice,
+                                        device_test::stream()));
+      NIBBLE_GOOD(offload.bring(layer, ids.data(), rows, moe::place_mode::decode, chained));
+      NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
+    }
+    NIBBLE_GOOD(offload.read_counts(counts, device_test::stream()));
+    NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
+    return offload.failure(*counts, offload.generation(), device_test::stream());
+  };
+  const auto* const address = offload.tables().slot_of;
+  for (int i = 0; i < 20; ++i) NIBBLE_CHECK(step(1 + i % 3).empty());
+  NIBBLE_CHECK(resident() == 12);
+  offload.resize(most, device_test::stream());
+  for (int i = 0; i < 60; ++i) NIBBLE_CHECK(step(2).empty());
+  NIBBLE_CHECK(resident() == most);
+  offload.resize(4, device_test::stream());
+  NIBBLE_CHECK(offload.tables().slot_of == address && offload.tables().slot_count == most);
+  for (int i = 0; i < 20; ++i) NIBBLE_CHECK(step(2).empty());
+  NIBBLE_CHECK(resident() == 4);
+  NIBBLE_CHECK(step(8).find("found no slot") != std::string::npos);
+  NIBBLE_CHECK(resident() == 0);
+  NIBBLE_CHECK(step(1).empty());
+  // A step behind one that failed, launched before anybody knew: it fails too, and nothing is repaired twice.
+  const auto bad = [&] {
+    moe::residency_counts c;
+    c.unplaced = 1;
+    return c;
+  }();
+  const std::uint64_t before = offload.generation();
+  NIBBLE_CHECK(!offload.failure(bad, before, device_test::stream()).empty());
+  NIBBLE_CHECK(offload.generation() == before + 1 && resident() == 0);
+  NIBBLE_CHECK(step(1).empty());
+  const int kept = resident();
+  NIBBLE_CHECK(kept > 0 && !offload.failure(bad, before, device_test::stream()).empty());
+  NIBBLE_CHECK(offload.generation() == before + 1 && resident() == kept);
+  if (locked_experts < shape.total()) {
+    fail_at = 47;
+    std::string what;
+    for (int i = 0; i < 400 && what.empty(); ++i) what = step(2);
+    NIBBLE_CHECK(what.find("gone") != std::string::npos);
+    fail_at = -1;
+    for (int i = 0; i < 20; ++i) NIBBLE_CHECK(step(2).empty());
+    NIBBLE_CHECK(resident() == 4);
+  }
+  // Prefill, a layer ahead: all that is asked for is there when the layer's kernels may run.
+  offload.resize(most, device_test::stream());
+  cudaStream_t side;
+  NIBBLE_CUDA_CHECK(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
+  for (int i = 0; i < 6; ++i)
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      std::vector<std::int32_t> named(32);
+      for (auto& id : named) id = static_cast<int>(random() % 16);
+      NIBBLE_CHECK(offload.streams_layers(24));
+      NIBBLE_CUDA_CHECK(
+          cudaMemcpyAsync(ids.data(), named.data(), 128, cudaMemcpyHostToDevice, device_test::stream()));
+      NIBBLE_GOOD(offload.bring_streaming(layer, ids.data(), 16, chained, side));
+      NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
+      std::vector<std::int32_t> of(static_cast<std::size_t>(shape.total()));
+      NIBBLE_CUDA_CHECK(
+          cudaMemcpy(of.data(), offload.tables().slot_of, 4 * of.size(), cudaMemcpyDeviceToHost));
+      const auto bytes = slots.read();
+      int missing = 0;
+      for (const int id : named) {
+        const int number = layer * shape.experts + id, at = of[static_cast<std::size_t>(number)];
+        missing += at >= 0 && std::memcmp(bytes.data() + at * slot_bytes, store->expert(number).data(),
+                                          slot_bytes) == 0
+                       ? 0
+                       : 1;
+      }
+      NIBBLE_CHECK(missing == 0);
+    }
+  NIBBLE_CUDA_CHECK(cudaStreamSynchronize(side));
+  NIBBLE_CUDA_CHECK(cudaStreamDestroy(side));
+  const auto saved = offload.worth(device_test::stream());
+  NIBBLE_CHECK(*std::max_element(saved.begin(), saved.end()) > moe::worth_least);
+}
+
+/// The CPU's share: every expert of a row is resident after bring() or comes from the CPU, each exactly once.
+void shared() {
+  constexpr std::size_t slot_bytes = 128 * 9;
+  constexpr int hidden = 64, rows = 4, slots = 24;
+  const auto store = make_store(shape.total(), slot_bytes, UINT64_MAX);
+  const buffer<std::uint8_t> memory(slots * slot_bytes);
+  moe::expert_offload<shape> offload(*store, reinterpret_cast<std::byte*>(memory.data()), slots, slots, {},
+                                     device_test::stream());
+  const auto value = [](int layer, int id) { return static_cast<float>(1 + id + 16 * layer); };
+  std::atomic<bool> fail = false;
+  auto server = std::make_unique<moe::host_experts_server>(
+      hidden, shape.top_k,
+      [&](int layer, int count, const std::int32_t* ids, const float* weights, const float* x, float* y) {
+        if (fail) throw nibble::error("no threads");
+        for (int t = 0; t < count; ++t)
+          for (int i = 0; i < hidden; ++i) {
+            float sum = 0;
+            for (int j = 0; j < shape.top_k; ++j)
+              if (const int id = ids[t * shape.top_k + j]; id >= 0)
+                sum += weights[t * shape.top_k + j] * value(layer, id) * x[t * hidden + i];
+            y[t * hidden + i] = sum;
+          }
+      });
+  std::vector<std::int32_t> fetch_of(moe::most_split_misses + 1);
+  for (int k = 0; k <= moe::most_split_misses; ++k) fetch_of[static_cast<std::size_t>(k)] = k / 2;
+  NIBBLE_CHECK(!offload.shares_with_host());
+  offload.share_with_host(std::move(server), fetch_of);
+  const std::vector<float> ones(rows * shape.top_k, 1.0f);
+  const std::vector<std::uint16_t> x(rows * hidden, bf16::encode(1.0f));
+  const buffer<std::uint16_t> dx(x);
+  const buffer<float> weights(ones);
+  const buffer<std::int32_t> ids(rows * shape.top_k);
+  const pinned_memory counts_memory(sizeof(moe::residency_counts));
+  auto* const counts = counts_memory.as<moe::residency_counts>();
+  const auto family = [&]<class Family>(std::type_identity<Family>, const auto& p) {
+    return Family::launch(p, chained);
+  };
+  std::mt19937 random(3);
+  std::uint64_t on_host = 0;
+  for (int step = 0; step < 60; ++step) {
+    const int m = 1 + step % rows;
+    fail = step == 43;
+    int wrong = 0;
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      std::vector<std::int32_t> named;
+      for (int t = 0; t < rows; ++t) {
+        named.push_back(static_cast<int>(random() % 16));
+        named.push_back((named.back() + 1 + static_cast<int>(random() % 15)) % 16);
+      }
+      NIBBLE_CUDA_CHECK(cudaMemcpyAsync(ids.data(), named.data(), ids.bytes(), cudaMemcpyHostToDevice,
+                                        device_test::stream()));
+      const buffer<std::uint16_t> y(std::vector<std::uint16_t>(rows * hidden, 0));
+      const moe::expert_offload<shape>::host_share share{weights.data(), dx.data(), hidden, y.data(), hidden};
+      const bool decodes = step % 7 != 6;
+      const auto mode = decodes ? place_mode::decode : place_mode::streaming;
+      NIBBLE_GOOD(offload.bring(layer, ids.data(), m, mode, family, &share));
+      NIBBLE_GOOD(offload.add_host_share(layer, ids.data(), m, mode, family, share));
+      const auto got = y.read();
+      std::vector<std::int32_t> of(static_cast<std::size_t>(shape.total()));
+      NIBBLE_CUDA_CHECK(
+          cudaMemcpy(of.data(), offload.tables().slot_of, 4 * of.size(), cudaMemcpyDeviceToHost));
+      for (int t = 0; t < rows; ++t) {
+        float want = 0;
+        for (int j = 0; j < shape.top_k && t < m; ++j)
+          if (const int id = named[static_cast<std::size_t>(t * shape.top_k + j)];
+              of[static_cast<std::size_t>(layer * shape.experts + id)] < 0)
+            want += value(layer, id);
+        if (!decodes) wrong += want != 0.0f;  // prompts have all of theirs fetched
+        if (fail) want = 0;
+        for (int i = 0; i < hidden; ++i)
+          wrong += bf16::decode(got[static_cast<std::size_t>(t * hidden + i)]) != want;
+      }
+    }
+    NIBBLE_GOOD(offload.read_counts(counts, device_test::stream()));
+    NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
+    const bool failed = !counts->good();
+    on_host += counts->on_host;
+    const std::string what = offload.failure(*counts, offload.generation(), device_test::stream());
+    NIBBLE_CHECK(failed == fail && what.empty() != failed);
+    if (failed) NIBBLE_CHECK(what.find("no threads") != std::string::npos);
+    if (!failed) NIBBLE_CHECK(wrong == 0);
+  }
+  NIBBLE_CHECK(on_host > 0);
+}
+
+const bool registered[] = {
+    device_test::add("together", "all locked, some locked, none locked",
+                     [] {
+                       for (const int locked : {48, 32, 0}) together(locked);
+                     }),
+    device_test::add("shared", "the CPU takes some of the misses", [] { shared(); }),
+};
+
+}  // namespace
+
+int main(int argc, char** argv) { return device_test::run(argc, argv); }
