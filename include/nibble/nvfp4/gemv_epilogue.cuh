@@ -9,6 +9,7 @@
 
 #include <cuda_bf16.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -163,20 +164,60 @@ struct swiglu {
   }
 };
 
+/// Tokens whose logits one launch makes.
+inline constexpr int max_logit_tokens = 16;
+
+/// A logit and its row as a key: keys order first by value, then by lower row. A NaN is above every number, 0
+/// below every key. -0 counts as 0.
+__host__ __device__ inline unsigned long long logit_key(float value, int row) {
+  value += 0.0f;
+#ifdef __CUDA_ARCH__
+  const std::uint32_t bits = __float_as_uint(value);
+#else
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+#endif
+  const std::uint32_t ordered = (bits & 0x7FFF'FFFFu) > 0x7F80'0000u ? 0xFFFF'FFFFu
+                                : (bits & 0x8000'0000u) != 0         ? ~bits
+                                                                     : bits | 0x8000'0000u;
+  return static_cast<unsigned long long>(ordered) << 32 | (0xFFFF'FFFFu - static_cast<std::uint32_t>(row));
+}
+/// The row of a key that is not 0.
+__host__ __device__ inline int key_row(unsigned long long key) {
+  return static_cast<int>(0xFFFF'FFFFu - static_cast<std::uint32_t>(key));
+}
+__host__ __device__ inline bool key_is_nan(unsigned long long key) { return key >> 32 == 0xFFFF'FFFFull; }
+/// The row of a token's largest key, -1 when the largest logit is NaN.
+__host__ __device__ inline int largest_key_row(unsigned long long key) {
+  return key_is_nan(key) ? -1 : key_row(key);
+}
+/// The logit of a key that is not 0.
+__host__ __device__ inline float key_value(unsigned long long key) {
+  const auto ordered = static_cast<std::uint32_t>(key >> 32);
+  const std::uint32_t bits = (ordered & 0x8000'0000u) != 0 && !key_is_nan(key) ? ordered ^ 0x8000'0000u
+                             : key_is_nan(key)                                 ? 0x7FC0'0000u
+                                                                               : ~ordered;
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(bits);
+#else
+  return std::bit_cast<float>(bits);
+#endif
+}
+
 /// Logits in fp32 and, per token and block, the largest one and its row. Ties go to the lower row; a NaN
 /// beats every number, so it is seen. The largest key over blocks does not depend on the order they end in.
 struct store_and_argmax {
   struct params {
     float* y = nullptr;
     int ldy = 0;
-    unsigned long long* keys = nullptr;  ///< [m][blocks], see largest_key_row; blocks = policy.grid
-    int blocks = 0;
+    unsigned long long* keys = nullptr;  ///< [m][blocks], see largest_key_row
+    int blocks = 0;                      ///< policy.grid or more; what is more gets zeros
   };
   struct shared {
-    unsigned long long best[16];
+    unsigned long long best[max_logit_tokens];
   };
   static constexpr row_order order = row_order::adjacent;
   static constexpr bool finishes = true;
+  static constexpr int keys = 1;  ///< of a token and block
 
   static status check(const params& p, int rows, const char* where) {
     if (p.keys == nullptr || p.blocks < 1) return status::invalid(where, "the key buffer is missing");
@@ -187,39 +228,28 @@ struct store_and_argmax {
     p.keys += static_cast<std::ptrdiff_t>(tokens) * p.blocks;
     return p;
   }
-  /// A key that orders first by value, then by lower row. 0 is below every key.
-  static __device__ __forceinline__ unsigned long long key_of(float value, int row) {
-    const std::uint32_t bits = __float_as_uint(value);
-    const std::uint32_t ordered = (bits & 0x7FFF'FFFFu) > 0x7F80'0000u ? 0xFFFF'FFFFu
-                                  : (bits & 0x8000'0000u) != 0         ? ~bits
-                                                                       : bits | 0x8000'0000u;
-    return static_cast<unsigned long long>(ordered) << 32 | (0xFFFF'FFFFu - static_cast<std::uint32_t>(row));
-  }
   static __device__ __forceinline__ void start(shared& s) {
-    if (threadIdx.x < 16) s.best[threadIdx.x] = 0;
+    if (threadIdx.x < max_logit_tokens) s.best[threadIdx.x] = 0;
   }
   template <int Rows, bool Keep>
   static __device__ __forceinline__ void pair(const params& p, shared& s, int token, int row, float a,
                                               float b) {
     store<float>::shared none;
     store<float>::template pair<Rows, Keep>({p.y, p.ldy}, none, token, row, a, b);
-    unsigned long long key = row < Rows ? key_of(a + 0.0f, row) : 0;
+    unsigned long long key = row < Rows ? logit_key(a, row) : 0;
     if (row + 1 < Rows) {
-      const unsigned long long other = key_of(b + 0.0f, row + 1);
+      const unsigned long long other = logit_key(b, row + 1);
       key = other > key ? other : key;
     }
     // The value read may be stale, never too large: a better key is not lost.
     if (key > *static_cast<volatile unsigned long long*>(&s.best[token])) atomicMax(&s.best[token], key);
   }
   static __device__ __forceinline__ void finish(const params& p, shared& s, int m) {
-    if (static_cast<int>(threadIdx.x) < m)
-      p.keys[static_cast<std::size_t>(threadIdx.x) * p.blocks + blockIdx.x] = s.best[threadIdx.x];
+    if (static_cast<int>(threadIdx.x) >= m) return;
+    unsigned long long* const to = p.keys + static_cast<std::size_t>(threadIdx.x) * p.blocks;
+    for (int block = static_cast<int>(blockIdx.x); block < p.blocks; block += static_cast<int>(gridDim.x))
+      to[block] = block == static_cast<int>(blockIdx.x) ? s.best[threadIdx.x] : 0;
   }
 };
-
-/// The row of a key, -1 when the largest logit is NaN.
-__host__ __device__ inline int largest_key_row(unsigned long long key) {
-  return key >> 32 == 0xFFFF'FFFFull ? -1 : static_cast<int>(0xFFFF'FFFFu - static_cast<std::uint32_t>(key));
-}
 
 }  // namespace nibble

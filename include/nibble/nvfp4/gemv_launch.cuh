@@ -37,6 +37,9 @@ status launch_gemv_with(const gemv_params<Epilogue, Input>& p, const launch_opti
   if (p.m < 1 || p.m > Policy.columns)
     return status::invalid(where, "the number of tokens does not fit the policy's columns");
   if (const status s = check_operands<Layout>(p, where); !s.ok()) return s;
+  if constexpr (Epilogue::finishes)
+    if (p.out.blocks < Policy.grid)
+      return status::invalid(where, "the key buffer has fewer blocks than the grid");
   constexpr gemv_plan plan = plan_for<Layout, Policy>;
   return launch(gemv_kernel_of<Layout, Policy, Epilogue, Input>, dim3(Policy.grid), plan.threads,
                 plan.shared_bytes, options, where, p);

@@ -4,16 +4,19 @@
 /// visited, so that a table of kernels loads them before anything is captured.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <initializer_list>
 
 #include "nibble/nvfp4/gemm.cuh"
+#include "nibble/nvfp4/top_k_epilogue.cuh"
 
 namespace nibble {
 
 /// y = epilogue(input(x) · Wᵀ) for p.m tokens. Input is plain_input or rms_normed<Weight>.
 ///
 /// plain_input: launch() takes any number of tokens: matrix-vector kernels for up to 16, above them
-/// tensor-core kernels (store_and_argmax: turns of 16).
+/// tensor-core kernels (logits with store_and_argmax or store_and_top_k: turns of 16).
 /// rms_normed: launch() takes raw rows of at most 16 tokens and norms them itself. More tokens are normed by
 /// a kernel of the caller's, and launch_many() takes them as they are.
 template <resident_layout Layout, class Epilogue, class Input = plain_input,
@@ -27,9 +30,26 @@ struct linear_family {
   static constexpr int most_normed_tokens = max_gemv_tokens;
   /// Whether there are tensor-core kernels for many tokens.
   static constexpr bool has_gemm = !Epilogue::finishes;
-  /// Blocks of the kernel that serves `m` tokens, at most 16: what store_and_argmax wants to know.
+  /// Blocks of the kernel that serves `m` tokens, at most 16.
   [[nodiscard]] static constexpr int blocks(int m) {
     return select_gemv(Layout, token_columns(m), Device, Input::norm_bytes).grid;
+  }
+  /// Blocks for which store_and_argmax and store_and_top_k need room in their keys, whatever the tokens.
+  [[nodiscard]] static constexpr int most_blocks() {
+    int most = 0;
+    for (const int columns : {1, 2, 4, 8, 16}) {
+      most = std::max(most, select_gemv(Layout, columns, Device, Input::norm_bytes).grid);
+      most = std::max(most, select_gemv(Layout, columns, Device).grid);  // launch_many
+    }
+    return most;
+  }
+  /// Bytes of those keys for at most `most_tokens` tokens a launch.
+  [[nodiscard]] static constexpr std::size_t key_bytes(int most_tokens) {
+    if constexpr (Epilogue::finishes)
+      return sizeof(unsigned long long) * static_cast<std::size_t>(most_tokens) * Epilogue::keys *
+             static_cast<std::size_t>(most_blocks());
+    else
+      return 0;
   }
 
   /// visit(kernel, threads, dynamic shared bytes, name) → status, for every kernel of launch() and

@@ -12,6 +12,20 @@
 
 namespace nibble::ref {
 
+/// Rows of the `k` largest logits, largest first, equal ones by the lower row; NaN before every number. Fewer
+/// where there are fewer logits.
+[[nodiscard]] inline std::vector<std::size_t> largest_logits(std::span<const float> logits, std::size_t k) {
+  std::vector<std::size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    if (std::isnan(logits[a]) || std::isnan(logits[b]))
+      return std::isnan(logits[a]) && !std::isnan(logits[b]);
+    return logits[a] > logits[b];
+  });
+  order.resize(std::min(k, order.size()));
+  return order;
+}
+
 /// The probability of each token after temperature, top_k, top_p and min_p, in this order; 0 for one that was
 /// dropped. Ties are ordered by the lower id, at least one token survives.
 ///     p = softmax(l / temperature); temperature up to 1e-5: all mass on the largest logit

@@ -40,7 +40,7 @@ struct representative_layout {
     x = align_up(4 * k, 256);
     y = align_up(x + 2 * count * k, 256);
     keys = align_up(y + 4 * count * static_cast<std::uint64_t>(row_stride()), 256);
-    bytes = align_up(keys + 8 * count * 4096, 256);  // store_and_argmax: at most so many blocks
+    bytes = align_up(keys + Family::key_bytes(rows), 256);
   }
   static constexpr int row_stride() { return (Family::layout.output_rows() + 7) / 8 * 8; }
 };
@@ -72,7 +72,7 @@ status launch_representative(const std::uint8_t* tiles, int rows, std::byte* scr
   if constexpr (requires { p.out.residual; }) p.out.residual = p.out.y, p.out.ldr = stride;
   if constexpr (requires { p.out.keys; }) {
     p.out.keys = reinterpret_cast<decltype(p.out.keys)>(scratch + at.keys);
-    p.out.blocks = Family::blocks(std::min(rows, 16));
+    p.out.blocks = Family::most_blocks();
   }
   if constexpr (requires { p.in.weight; }) {
     p.in.weight = reinterpret_cast<decltype(p.in.weight)>(scratch + at.norm_weights);

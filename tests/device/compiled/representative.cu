@@ -36,6 +36,7 @@ bool prepare_everything() {
   good &= moe::prepare_experts<moe::experts_shape{2048, 512, 256, 8, true, f4}>().ok();
   good &=
       moe::prepare_experts_many<moe::experts_shape{2048, 512, 256, 8, true, f4}, NIBBLE_TEST_DEVICE>().ok();
+  good &= all<resident_layout{matrix(248320, 2048, f4)}, store_and_top_k<8>>();
 #ifndef SMALL
   good &= prepare_gemm<resident_layout{fused(2048, f4, 8192, 4096)}, store<bf>>().ok();
   good &= prepare_gemm<resident_layout{matrix(256, 2048, b16)}, store<float>>().ok();

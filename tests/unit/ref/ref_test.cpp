@@ -158,6 +158,16 @@ TEST_CASE("ref: routed and shared experts") {
   check_close(ref::shared_expert(doubling, one(0x0000), doubles{3}, 1), {0.5 * value});
 }
 
+TEST_CASE("ref: the largest logits") {
+  using rows = std::vector<std::size_t>;
+  const std::vector<float> l{1, -0.0f, 3, 0, 3, -INFINITY};
+  CHECK(ref::largest_logits(l, 3) == rows{2, 4, 0});
+  CHECK(ref::largest_logits(l, 5) == rows{2, 4, 0, 1, 3});
+  CHECK(ref::largest_logits(l, 9) == rows{2, 4, 0, 1, 3, 5});
+  CHECK(ref::largest_logits(std::vector<float>{1, NAN, 3, -NAN}, 3) == rows{1, 3, 2});
+  CHECK(ref::largest_logits(std::vector<float>{}, 3).empty());
+}
+
 TEST_CASE("ref: sampling filters") {
   const doubles l{std::log(1.0), std::log(4.0), std::log(2.0), std::log(1.0)};
   check_close(ref::sampling_probabilities(l, 1, 0, 1, 0), {0.125, 0.5, 0.25, 0.125});
