@@ -93,6 +93,10 @@ namespace detail {
   const int twice = detail::equal_wave(row_tiles, 2 * device.multiprocessors);
   const bool doubled = fp8 && norm_bytes == 0 && columns <= 2 && each > 1 && each <= most;
   if (doubled) p.grid = twice;
+  // A short K leaves a warp one tile of a row tile: two of them a block share the wait for x.
+  if (nvfp4 && norm_bytes == 0 && k_tiles <= 4 && each == 1 && columns <= 8 && row_tiles % 2 == 0 &&
+      2 * row_tiles > device.multiprocessors)
+    p.grid = row_tiles / 2;
   const int tiles = ((row_tiles + p.grid - 1) / p.grid) * per_warp;
   p.depth = std::min(tiles, columns == 16 ? (nvfp4 ? 2 : 1) : nvfp4 || (fp8 && !doubled) ? 4 : 2);
   // One row tile a block and one token: 64 registers do, and the next kernel finds room beside it.

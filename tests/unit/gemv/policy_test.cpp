@@ -77,6 +77,15 @@ TEST_CASE("C022: policies of the geometries measured on the H200") {
   CHECK(variant(12288, 2048, weight_format::fp8, 1) == gemv_variant::registers);
   CHECK(variant(2048, 4096, weight_format::fp8, 8) == gemv_variant::one_shot);
   CHECK(select_gemv({matrix(12288, 2048, weight_format::nvfp4)}, 1, h200).grid == 128);
+  // Two row tiles a block where K is short and there are not many.
+  for (const int columns : {1, 8}) {
+    const gemv_policy p = select_gemv({matrix(2048, 512, weight_format::nvfp4)}, columns, h200);
+    CHECK(p.grid == 64);
+    CHECK(p.depth == 2);
+  }
+  CHECK(select_gemv({matrix(2048, 512, weight_format::nvfp4)}, 16, h200).grid == 128);
+  CHECK(select_gemv({matrix(1024, 2048, weight_format::nvfp4)}, 1, h200).grid == 64);
+  CHECK(select_gemv({matrix(256, 512, weight_format::nvfp4)}, 1, h200).grid == 16);
   CHECK(h200.measured);
   CHECK_FALSE(ada.measured);
 }
