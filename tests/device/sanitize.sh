@@ -25,6 +25,7 @@ gemv_variants          variants  m.i
 gemv_variants_checked  variants  .r.
 gemv_norm              tiny      mri
 gemv_twice             twice     mri
+gemv_top_k             small     mri
 gemv_odd_0             odd       mri
 gemv_odd_1             odd       mri
 gemv_odd_2             odd       mri
