@@ -25,3 +25,4 @@ done
   done
 } | sed -e '1 s/^/[\n/' -e '$ s/,$/\n]/' >"$results/startup.json"
 python3 "$(dirname "$0")/split_rows.py" "$rows" "$results"
+python3 "$(dirname "$0")/plot.py" "$results/decode.json" "$results/decode.svg"
