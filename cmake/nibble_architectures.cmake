@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# From CUDA architectures to classes of devices.
+# From CUDA architectures to classes of devices; for this tree and for the installed package.
+
+# What nvcc must be told wherever kernels of nibble are compiled. A kernel that two files of a program instantiate must be one
+# function: with a stub for each file, the kernel that was preloaded and the one that an inline launcher refers to would be
+# different ones.
+set(nibble_cuda_options $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-static-global-template-stub=false>)
 
 set(nibble_architecture_pattern "^((80|86|89|90)|(90|100|120)a)(-real|-virtual)?$")
 

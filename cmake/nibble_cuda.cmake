@@ -57,9 +57,7 @@ if(NIBBLE_HAVE_CUDA)
   if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
     target_compile_definitions(nibble_cuda INTERFACE NIBBLE_WGMMA=1)
   endif()
-  # A kernel that two files of a program instantiate must be one function: with a stub for each file, the kernel that was
-  # preloaded and the one that an inline launcher refers to would be different ones.
-  target_compile_options(nibble_cuda INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-static-global-template-stub=false>)
+  target_compile_options(nibble_cuda INTERFACE ${nibble_cuda_options})
   # CMake before 3.28 knows no C++20 for nvcc 13 and would emit no -std flag at all.
   if("cuda_std_20" IN_LIST CMAKE_CUDA_COMPILE_FEATURES)
     target_compile_features(nibble_cuda INTERFACE cuda_std_20)
