@@ -35,7 +35,9 @@ class Commands(unittest.TestCase):
                           ("verify", "--model", MODEL, "--reference", "/no/such/file"), ("chat", "--model", MODEL, "--device", "cuda"),
                           ("serve", "--model", MODEL, "--host", "no.such.host.invalid", "--port", "0"),
                           ("serve", "--model", MODEL, "--api-key-file", "/no/such/file"),
-                          ("chat", "--model", MODEL, "--context", "100000000")):
+                          ("chat", "--model", MODEL, "--context", "100000000"),
+                          ("chat", "--model", MODEL, "--expert-cache", "/tmp"), ("chat", "--model", MODEL, "--expert-cpu", "always"),
+                          ("chat", "--model", MODEL, "--lock-limit", "-1"), ("chat", "--model", MODEL, "--lock-limit", "1e99")):
             with self.subTest(arguments=arguments):
                 code, _, err = run(*arguments)
                 self.assertEqual(code, 2, err)

@@ -10,6 +10,8 @@
 #include <iostream>
 #include <istream>
 #include <new>
+#include <system_error>
+#include <utility>
 
 #include "app.hpp"
 #include "model/memory_plan.hpp"
@@ -89,6 +91,11 @@ std::unique_ptr<app_model> load(const model_options& options) {
                       " answers at once; KV cache " +
                       std::to_string(static_cast<std::int64_t>(limits.pages) * limits.page_tokens) +
                       " tokens"};
+  // The GPU's start: kernels, where experts came from, the ledger (several lines).
+  for (std::string note : loaded->notes) {
+    while (!note.empty() && note.back() == '\n') note.pop_back();
+    model->notes.push_back(std::move(note));
+  }
   for (const auto& warning : loaded->warnings) model->notes.push_back(one_line("warning: " + warning));
   return model;
 }
@@ -161,7 +168,13 @@ void name_types(CLI::App& app) {
 void add_expert_options(CLI::App& command, expert_keeping& experts) {
   command
       .add_option_function<std::string>(
-          "--expert-cache", [&experts](const std::string& path) { experts.cache_file = path; },
+          "--expert-cache",
+          [&experts](const std::string& path) {
+            std::error_code unknown;
+            if (std::filesystem::is_directory(path, unknown))
+              throw CLI::ValidationError("--expert-cache", path + " is a folder; name a file");
+            experts.cache_file = path;
+          },
           "Where not all experts fit on the GPU: keep them packed in this file, so that the next start need "
           "not pack them; default: nibble-experts.bin in the model's folder")
       ->type_name("[FILE]")
