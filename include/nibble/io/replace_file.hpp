@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "nibble/core/error.hpp"
 
@@ -28,6 +29,10 @@ class replacement_file {
   /// Throws format_error.
   explicit replacement_file(std::filesystem::path path)
       : path_(std::move(path)), partial_(path_.string() + ".partial") {
+    // Before anything is written, not when all of it is to be renamed.
+    struct stat present {};
+    if (::stat(path_.c_str(), &present) == 0 && !S_ISREG(present.st_mode))
+      throw format_error(path_.string() + ": is there and not a file, so it is not replaced");
     descriptor_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (descriptor_ < 0) fail("cannot be created");
     struct stat opened {

@@ -72,6 +72,8 @@ class expert_file {
 
   /// Writes a store's experts. Throws format_error (a full disk too); what was there before stays then.
   static void write(const std::filesystem::path& path, const io::fingerprint& of, const expert_store& store) {
+    // First: it gives back the room that a .partial of a crash takes, and whoever may not write learns it now.
+    io::replacement_file out(path);
     const auto count = static_cast<std::size_t>(store.count());
     std::vector<std::byte> head(data_offset_of(count));
     std::vector<std::uint64_t> sums(count);
@@ -93,7 +95,6 @@ class expert_file {
       throw format_error(path.string() + ": needs " + std::to_string(h.file_bytes >> 20) +
                          " MiB, the disk has " +
                          std::to_string(static_cast<std::uint64_t>(disk.f_bavail) * disk.f_frsize >> 20));
-    io::replacement_file out(path);
     out.write(0, head);
     constexpr std::size_t piece = std::size_t{64} << 20;
     const std::size_t bytes = count * store.slot_bytes();

@@ -157,6 +157,10 @@ TEST_CASE("a file that cannot be written is a note", "[expert_files]") {
   start only(c.keeping);
   CHECK(only.fill().right());
   CHECK(only.noted("expert cache not written: "));
+  c.keeping.cache_file = c.folder.path();  // a folder where a file should be
+  start onto(c.keeping);
+  CHECK(onto.fill().right());
+  CHECK(onto.noted("not a file"));
   c.keeping.cache_file = c.folder.path() / "config.json" / "experts.bin";  // a file where a folder should be
   start other(c.keeping);
   CHECK(other.fill().right());
