@@ -72,7 +72,8 @@ class expert_file {
 
   /// Writes a store's experts. Throws format_error (a full disk too); what was there before stays then.
   static void write(const std::filesystem::path& path, const io::fingerprint& of, const expert_store& store) {
-    // First: it gives back the room that a .partial of a crash takes, and whoever may not write learns it now.
+    // First: it gives back the room that a .partial of a crash takes, and whoever may not write learns it
+    // now.
     io::replacement_file out(path);
     const auto count = static_cast<std::size_t>(store.count());
     std::vector<std::byte> head(data_offset_of(count));

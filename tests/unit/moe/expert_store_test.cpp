@@ -220,9 +220,9 @@ TEST_CASE("a crash half-way leaves the old file and nothing else to trust", "[fi
   REQUIRE_THROWS_AS(expert_file::write(folder.path() / "no" / "folder", of, store), nibble::format_error);
   // Where a folder is, nothing is written first and given up at the end.
   std::filesystem::create_directory(folder.path() / "taken");
-  REQUIRE(has(
-      message_of<nibble::format_error>([&] { nibble::io::replacement_file on_folder(folder.path() / "taken"); }),
-      "not a file"));
+  REQUIRE(has(message_of<nibble::format_error>(
+                  [&] { nibble::io::replacement_file on_folder(folder.path() / "taken"); }),
+              "not a file"));
   REQUIRE_FALSE(std::filesystem::exists(folder.path() / "taken.partial"));
   // The file shrinks after it was opened: an error, not a signal.
   auto file = expert_file::open(path, of, 8, 256, why);
