@@ -73,9 +73,11 @@ class planner {
     advance(at);
     return finished(at);
   }
-  /// Whether steps of a fetching engine would be preferred larger than this plan's.
+  /// Whether steps of a fetching engine would be preferred larger than this plan's. Not where steps below the
+  /// usual least are preferred: larger ones would have a larger least plan, which may not fit.
   [[nodiscard]] static bool wants_larger_steps(const memory_plan& plan, const plan_request& request) {
-    return !request.step_tokens && request.preferred_step_tokens_fetching > request.preferred_step_tokens &&
+    return !request.step_tokens && request.preferred_step_tokens >= request.least_step_tokens &&
+           request.preferred_step_tokens_fetching > request.preferred_step_tokens &&
            plan.residency == expert_residency::two_layers;
   }
 

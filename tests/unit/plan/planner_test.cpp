@@ -97,6 +97,26 @@ TEST_CASE("plan: steps are larger where experts must be fetched and there is roo
   }
 }
 
+TEST_CASE("plan: no card is refused for larger steps that are only preferred") {
+  for (const int preferred : {8, 512}) {
+    int planned = 0;
+    for (std::uint64_t bytes = 4200 * mib; bytes < 5200 * mib; bytes += 1 * mib) {
+      plan_request r;
+      r.expert_slots = 600;  // named, so that the least plan may be all there is room for
+      r.preferred_step_tokens = preferred;
+      try {
+        static_cast<void>(plan_memory(card(bytes), large_moe(), r));
+      } catch (const plan_refused&) {
+        continue;
+      }
+      ++planned;
+      r.preferred_step_tokens_fetching = 4096;
+      CHECK_NOTHROW(plan_memory(card(bytes), large_moe(), r));
+    }
+    CHECK(planned > 0);
+  }
+}
+
 TEST_CASE("plan: every wish is kept to the letter") {
   plan_request r;
   r.context_tokens = 65536;
