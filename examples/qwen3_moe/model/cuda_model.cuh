@@ -8,30 +8,17 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "model/cuda_runner.cuh"
 #include "model/memory_plan.hpp"
+#include "model/once.hpp"
 #include "model/registry.hpp"
 #include "nibble/op/load.hpp"
 
 namespace qwen3_moe {
-
-/// Once, whichever thread comes first; the others wait.
-class once {
- public:
-  explicit once(std::function<void()> body) : body_(std::move(body)) {}
-  void operator()() {
-    if (body_) std::call_once(flag_, body_);
-  }
-
- private:
-  std::once_flag flag_;
-  std::function<void()> body_;
-};
 
 /// The weights of a bound checkpoint. Both must live until the start is over. \param check_experts called
 /// before the first expert is packed; what it throws ends the start

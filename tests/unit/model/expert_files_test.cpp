@@ -9,8 +9,10 @@
 #include <fstream>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "model/once.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
 
@@ -221,4 +223,36 @@ TEST_CASE("without a home nothing is remembered, and that is said", "[expert_fil
   CHECK(only.noted("neither XDG_STATE_HOME nor HOME"));
   only.files.save_worth(some_worth());
   if (!before.empty()) REQUIRE(::setenv("HOME", before.c_str(), 1) == 0);
+}
+
+TEST_CASE("what several threads need done once is tried once, and they all learn that it failed",
+          "[expert_files]") {
+  std::atomic<int> tried = 0, failed = 0, passed = 0;
+  const auto by_all = [&](once& check) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 8; ++i)
+      threads.emplace_back([&] {
+        try {
+          check();
+          ++passed;
+        } catch (const nibble::format_error&) {
+          ++failed;
+        }
+      });
+    for (auto& thread : threads) thread.join();
+  };
+  once bad([&] {
+    ++tried;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    throw nibble::format_error("not a number");
+  });
+  by_all(bad);
+  CHECK(tried == 1);
+  CHECK(failed == 8);
+  once good([&] { ++tried; });
+  by_all(good);
+  CHECK(tried == 2);
+  CHECK(passed == 8);
+  once empty({});
+  CHECK_NOTHROW(empty());
 }
