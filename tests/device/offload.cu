@@ -95,6 +95,10 @@ void together(int locked_experts) {
   const int kept = resident();
   NIBBLE_CHECK(kept > 0 && !offload.failure(bad, before, device_test::stream()).empty());
   NIBBLE_CHECK(offload.generation() == before + 1 && resident() == kept);
+  // A step that was not launched to its end: what it placed may not have come.
+  offload.abandon(device_test::stream());
+  NIBBLE_CHECK(offload.generation() == before + 2 && resident() == 0);
+  NIBBLE_CHECK(step(1).empty() && resident() > 0);
   if (locked_experts < shape.total()) {
     fail_at = 47;
     std::string what;

@@ -169,10 +169,12 @@ class cuda_core {
   [[nodiscard]] offload_type* offload() { return offload_.get(); }
   /// Bytes a microsecond of experts that the CPU computes; 0 where it takes no share.
   [[nodiscard]] double host_bytes_per_us() const { return host_bytes_per_us_; }
-  /// Waits for whatever was launched, after a step that could not be launched to its end.
+  /// Waits for whatever was launched, after a step that could not be launched to its end. Experts that it
+  /// placed may not have come. Throws where the device has failed.
   void settle() {
     static_cast<void>(cudaStreamSynchronize(stream_));
     if (kept_ != nullptr) static_cast<void>(cudaStreamSynchronize(kept_->side()));
+    if (offload_ != nullptr) offload_->abandon(stream_);
   }
   /// Saves which experts are in use, where that was asked for. Throws where the device has failed.
   void remember_experts() {

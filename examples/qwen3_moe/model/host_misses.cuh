@@ -84,6 +84,11 @@ struct host_experts_state {
   state->measuring = true;
   const measured_latencies measured = measure_misses(all, *server, hidden, top_k, stream);
   state->measuring = false;
+  if (measured.host.empty()) {
+    const std::string why = server->take_failure();
+    out.text = "experts: the CPU is left alone, it did not answer in time" + (why.empty() ? "" : ": " + why);
+    return out;
+  }
   out.fetch_of = split_misses(measured.view());
   int computed = 0;
   std::string shares;

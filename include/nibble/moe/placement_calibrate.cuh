@@ -18,7 +18,7 @@
 
 namespace nibble::moe {
 
-/// Medians in microseconds for k = 0 … measured_misses.
+/// Medians in microseconds for k = 0 … measured_misses. Nothing for the host where it failed or took seconds.
 struct measured_latencies {
   static constexpr int measured_misses = 6, repeats = 9;
   std::vector<float> fetch, fetch_contended, host, host_contended;
@@ -103,6 +103,11 @@ struct measured_latencies {
     out.host_contended.push_back(beside.compute + std::max(0.0f, computed.whole - computed.compute));
   }
   for (auto& e : events) static_cast<void>(cudaEventDestroy(e));
+  // Nobody waits for an answer that failed, so a host that cannot compute would look fast.
+  std::uint64_t failures = 0;
+  call(cudaMemcpyAsync(&failures, state.data(), sizeof failures, cudaMemcpyDeviceToHost, stream));
+  call(cudaStreamSynchronize(stream));
+  if (failures != 0) out.host.clear(), out.host_contended.clear();
   return out;
 }
 

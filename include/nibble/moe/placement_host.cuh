@@ -52,11 +52,14 @@ __global__ __launch_bounds__(Threads) void add_from_host(const __grid_constant__
     const std::uint32_t number = *p.asked;
     const std::uint64_t begin = detail::nanoseconds();
     std::uint64_t said = 0;
-    bool late = *static_cast<volatile std::uint64_t*>(p.failures) != 0;  // the step has failed: no waiting
-    while (!late && (said = detail::read_answer(&p.mail->answered)) >> 32 != number)
+    const bool lost = *static_cast<volatile std::uint64_t*>(p.failures) != 0;  // the step: no waiting
+    bool late = false;
+    while (!lost && !late && (said = detail::read_answer(&p.mail->answered)) >> 32 != number)
       late = detail::nanoseconds() - begin > fetch_patience_ns;
-    good = !late && (said & 3) == 1;
-    if (!good && blockIdx.x == 0) atomicAdd(reinterpret_cast<unsigned long long*>(p.failures), 1ull);
+    good = !lost && !late && (said & 3) == 1;
+    // Being late is each block's own: another one may have seen the answer in the last moment.
+    if (late || (!good && blockIdx.x == 0))
+      atomicAdd(reinterpret_cast<unsigned long long*>(p.failures), 1ull);
   }
   __syncthreads();
   if (!good) return;

@@ -205,6 +205,16 @@ class expert_offload {
     return text;
   }
 
+  /// After a step that could not be launched to its end: tables may name experts whose fetch was never
+  /// launched. Nothing is resident any more; steps that were launched before are as good as they were. Waits
+  /// for the stream. Throws where the device has failed. \pre nothing is under way on another stream
+  void abandon(cudaStream_t stream) {
+    drain(stream);
+    host_residency host = tables_.get(stream);
+    repair(host);
+    tables_.set(host, stream);
+  }
+
   /// Opens or closes slots. Closing comes before their memory goes, opening after it has come. Graphs that
   /// were captured stay valid. Waits for the stream; counts begin at zero.
   void resize(int slot_count, cudaStream_t stream) {
