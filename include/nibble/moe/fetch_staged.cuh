@@ -50,6 +50,8 @@ __device__ inline bool wait_for_ring(const staged_fetch_params& p, std::uint32_t
     if (*broken != 0) return false;
     if (nanoseconds() - begin > fetch_patience_ns) {
       *broken = 1;
+      // Block 0 counts what it misses itself; it may have seen the answer in the last moment.
+      if (blockIdx.x != 0) atomicAdd(reinterpret_cast<unsigned long long*>(p.failures), 1ull);
       return false;
     }
     __nanosleep(200);
