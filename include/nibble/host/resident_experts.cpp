@@ -236,6 +236,11 @@ void find_experts(const std::int32_t* ids, const float* weights, int top_k, int 
                            [](const chosen_expert& e, std::int32_t wanted) { return e.id < wanted; });
       chosen_expert& e =
           at != out.end() && at->id == id ? *at : *out.insert(at, chosen_expert{id, 0, {}, {}});
+      // One that a row names twice would not find room.
+      if (e.rows > 0 && e.row[static_cast<std::size_t>(e.rows - 1)] == r) {
+        e.weight[static_cast<std::size_t>(e.rows - 1)] += weights[r * top_k + s];
+        continue;
+      }
       e.row[static_cast<std::size_t>(e.rows)] = r;
       e.weight[static_cast<std::size_t>(e.rows++)] = weights[r * top_k + s];
     }

@@ -25,8 +25,8 @@ struct resident_experts {
 /// y[r] = Σ weights[r][s] · expert_{ids[r][s]}(x[r]), summed over ascending ids in fp32. Overwrites y.
 ///
 /// A row's result depends neither on the other rows nor on the threads; instruction sets round differently.
-/// \param ids [m][top_k], distinct within a row; -1 adds nothing \param weights [m][top_k]
-/// \param x [m][hidden], dense \param y [m][hidden], dense
+/// \param ids [m][top_k]; -1 adds nothing, and one that a row names twice has both weights \param weights
+/// [m][top_k] \param x [m][hidden], dense \param y [m][hidden], dense
 void routed_experts(thread_pool& pool, const resident_experts& experts, const std::int32_t* ids,
                     const float* weights, const float* x, int m, float* y);
 

@@ -92,3 +92,22 @@ TEST_CASE("resident experts: the tiles of the device against fp64, and bits that
     }
   });
 }
+
+TEST_CASE("resident experts: an expert that rows name several times has the sum of its weights") {
+  random_source random;
+  INFO(random.seed_text());
+  thread_pool pool(2);
+  constexpr int top_k = 3, m = 16;  // a whole pass
+  const slots experts = make_slots(random, 2, 256, 128, top_k);
+  const floats x = random.normals(static_cast<std::size_t>(m) * 256);
+  std::vector<std::int32_t> twice, once;
+  floats weights, sums;
+  for (int r = 0; r < m; ++r) {
+    twice.insert(twice.end(), {1, 1, 1}), weights.insert(weights.end(), {0.25f, 0.5f, 0.125f});
+    once.insert(once.end(), {-1, 1, -1}), sums.insert(sums.end(), {9.0f, 0.875f, 9.0f});
+  }
+  floats y(x.size(), quiet_nan), expected(x.size(), quiet_nan);
+  routed_experts(pool, experts.view, twice.data(), weights.data(), x.data(), m, y.data());
+  routed_experts(pool, experts.view, once.data(), sums.data(), x.data(), m, expected.data());
+  CHECK(same_bits(y, expected));
+}
