@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -50,9 +51,24 @@ struct device_experts {
   const std::int32_t* slot_of = nullptr;  ///< [layers][experts]
 };
 
-/// Called with a layer's ids behind its router, on the step's stream.
-using router_hook = nibble::status (*)(void* self, int layer, std::int32_t* ids, int rows,
+/// Called with a layer's ids behind its router, on the step's stream. \param next what the step takes to be
+/// the next layer's ids; null where it does not look ahead
+using router_hook = nibble::status (*)(void* self, int layer, std::int32_t* ids, std::int32_t* next, int rows,
                                        const nibble::launch_options& options);
+
+/// A layer's router as the layer before it needs it, to guess what it will choose.
+struct router_ahead {
+  const __nv_bfloat16* weight = nullptr;
+  const __nv_bfloat16* gate = nullptr;
+  const float* norm = nullptr;
+};
+/// Where such a router writes, for up to nibble::moe::most_ahead_rows rows.
+struct router_ahead_rows {
+  __nv_bfloat16* normed = nullptr;
+  std::int32_t* ids = nullptr;
+  float *weights = nullptr, *shared_weights = nullptr;
+  std::byte* workspace = nullptr;
+};
 
 /// Activations and the operations on them. Launches only; never allocates, waits or throws: the first status
 /// that is not good ends the step and is kept.
@@ -109,7 +125,11 @@ class cuda_backend {
   std::byte* states = nullptr;
   device_experts experts;
   const offload_type* offload = nullptr;  ///< brings experts; null where all are resident
-  cudaStream_t side = nullptr;            ///< a second stream for prefill to fetch on
+  cudaStream_t side = nullptr;            ///< a second stream to fetch on
+  /// Experts of the next layer that small steps may fetch ahead; 0: none. Needs what follows.
+  int ahead_limit = 0;
+  std::array<router_ahead, static_cast<std::size_t>(c.layers)> routers{};
+  router_ahead_rows ahead{};
   /// What a benchmark does to a layer's routing, so that it follows a trace.
   router_hook after_router = nullptr;
   void* after_router_self = nullptr;
@@ -273,9 +293,13 @@ class cuda_backend {
       p.ids = expert_ids_, p.weights = expert_weights_, p.shared_weights = shared_weights_;
       p.workspace = router_workspace_;
     });
+    const bool guesses = looks_ahead() && place.layer + 1 < c.layers;
+    if (guesses) route_ahead<Experts>(place.layer + 1, sum);
     if (after_router != nullptr)
-      run("after router",
-          [&] { return after_router(after_router_self, place.layer, expert_ids_, rows_, options_); });
+      run("after router", [&] {
+        return after_router(after_router_self, place.layer, expert_ids_, guesses ? ahead.ids : nullptr, rows_,
+                            options_);
+      });
     if constexpr (families::separate_shared) {
       const auto& expert = op.shared.shared_expert;
       launch<typename families::shared::up>("shared expert gate|up", [&](auto& p) {
@@ -314,6 +338,29 @@ class cuda_backend {
   }
 
  private:
+  /// Whether the step fetches what the next layer is likely to ask for. The same for all of its layers.
+  [[nodiscard]] bool looks_ahead() const {
+    if constexpr (shapes::residency.valid())
+      return ahead_limit > 0 && side != nullptr && offload != nullptr &&
+             offload->looks_ahead(rows_, ahead_limit);
+    else
+      return false;
+  }
+  /// The router of `layer` on the residual stream as it is before the experts of the layer before.
+  template <class Experts>
+  void route_ahead(int layer, const device_rows& x) {
+    launch<typename families::router>("router ahead", [&](nibble::router_params& p) {
+      const router_ahead& router = routers[static_cast<std::size_t>(layer)];
+      p.rows = rows_;
+      p.hidden = x.data, p.ldh = x.columns;
+      p.norm = router.norm, p.eps = static_cast<float>(c.norm_eps);
+      p.weight = router.weight;
+      if constexpr (Experts::has_shared) p.gate = router.gate;
+      p.normed = ahead.normed, p.ldn = c.hidden_size;
+      p.ids = ahead.ids, p.weights = ahead.weights, p.shared_weights = ahead.shared_weights;
+      p.workspace = ahead.workspace;
+    });
+  }
   /// Makes the experts that `count` rows from `first` on have chosen resident.
   void bring_experts(layer_place place, const device_rows& sum, int first, int count) {
     if constexpr (shapes::residency.valid())
@@ -322,6 +369,13 @@ class cuda_backend {
         const place_mode mode = placing();
         const std::int32_t* ids = ids_from(first);
         const auto share = host_share(sum, first);
+        if (looks_ahead())
+          return offload->bring_ahead(
+              place.layer, ids, count, mode, {ahead.ids, ahead_limit, side}, options_,
+              []<class Family>(std::type_identity<Family>, const auto& p, const nibble::launch_options& how) {
+                return launcher::template launch<Family>(p, how);
+              },
+              &share);
         if (side != nullptr && mode == place_mode::streaming && offload->streams_layers(count))
           return offload->bring_streaming(place.layer, ids, count, options_, side);
         return offload->bring(
