@@ -265,8 +265,7 @@ int run_offload(const arguments& a) {
   const auto prompts = [&](offload& o, int gib, int least) {
     for (const auto& [tokens, ms] : resident)
       for (const int ahead : on_and_off)
-        if (tokens >= least && (ahead == 0 || tokens <= nibble::moe::most_ahead_rows))
-          o.first_token(gib, tokens, ms, ahead);
+        if (tokens >= least) o.first_token(gib, tokens, ms, ahead);
   };
   for (const int gib : a.offload_gib) {
     const bool all = gib == 12 || a.offload_gib.size() == 1;
@@ -282,7 +281,7 @@ int run_offload(const arguments& a) {
   for (const int gib : a.offload_gib)
     if (gib == 12 || a.offload_gib.size() == 1) {
       // Long prompts in one step: every expert is fetched once.
-      runner r = start(weights, gib, a.step_tokens, context, a.cpu, 0);
+      runner r = start(weights, gib, a.step_tokens, context, a.cpu, a.ahead);
       offload o(r, a.facts, memory, link);
       prompts(o, gib, 2049);
     }

@@ -296,8 +296,8 @@ void check_ahead(const std::filesystem::path& folder, const std::string& name,
         check_draws(runner, cases, what);
         check_all(runner, expected, what + ", at the end");
       }
-      // One row needs room for two layers' choices of 4, guesses that come, and new ones.
-      const bool looks = slots >= 16 + 2 * ahead;
+      // One row needs room for two layers' choices of 4, guesses that are coming, and new ones.
+      const bool looks = slots >= 2 * 4 + 2 * ahead;
       const auto traffic = runner.experts();
       check(traffic.misses > 0, what + ": misses are counted");
       check((traffic.ahead > 0) == looks && (traffic.ahead_used > 0) == looks,

@@ -16,6 +16,7 @@
 #include "model/cuda_families.cuh"
 #include "model/device_workspace.hpp"
 #include "model/forward.hpp"
+#include "model/router_ahead.cuh"
 #include "nibble/graph/op_scope.hpp"
 
 namespace qwen3_moe {
@@ -55,20 +56,6 @@ struct device_experts {
 /// the next layer's ids; null where it does not look ahead
 using router_hook = nibble::status (*)(void* self, int layer, std::int32_t* ids, std::int32_t* next, int rows,
                                        const nibble::launch_options& options);
-
-/// A layer's router as the layer before it needs it, to guess what it will choose.
-struct router_ahead {
-  const __nv_bfloat16* weight = nullptr;
-  const __nv_bfloat16* gate = nullptr;
-  const float* norm = nullptr;
-};
-/// Where such a router writes, for up to nibble::moe::most_ahead_rows rows.
-struct router_ahead_rows {
-  __nv_bfloat16* normed = nullptr;
-  std::int32_t* ids = nullptr;
-  float *weights = nullptr, *shared_weights = nullptr;
-  std::byte* workspace = nullptr;
-};
 
 /// Activations and the operations on them. Launches only; never allocates, waits or throws: the first status
 /// that is not good ends the step and is kept.
@@ -293,8 +280,11 @@ class cuda_backend {
       p.ids = expert_ids_, p.weights = expert_weights_, p.shared_weights = shared_weights_;
       p.workspace = router_workspace_;
     });
-    const bool guesses = looks_ahead() && place.layer + 1 < c.layers;
-    if (guesses) route_ahead<Experts>(place.layer + 1, sum);
+    const bool last = place.layer + 1 == c.layers, guesses = looks_ahead() && !last;
+    if (guesses)
+      route_ahead<Experts>(place.layer + 1, sum, ahead);
+    else if (streams_ahead() && !last)
+      route_ahead<Experts>(place.layer + 1, sum, many_ahead());
     if (after_router != nullptr)
       run("after router", [&] {
         return after_router(after_router_self, place.layer, expert_ids_, guesses ? ahead.ids : nullptr, rows_,
@@ -346,9 +336,21 @@ class cuda_backend {
     else
       return false;
   }
+  /// Whether a longer prefill step does.
+  [[nodiscard]] bool streams_ahead() const {
+    if constexpr (shapes::residency.valid())
+      return ahead_limit > 0 && side != nullptr && offload != nullptr &&
+             rows_ > nibble::moe::most_ahead_rows && placing() == nibble::moe::place_mode::streaming &&
+             offload->streams_ahead();
+    else
+      return false;
+  }
+  [[nodiscard]] router_ahead_rows many_ahead() const {
+    return rows_in_projected<Config::value>(qkv.data, rows_, ahead.workspace);
+  }
   /// The router of `layer` on the residual stream as it is before the experts of the layer before.
   template <class Experts>
-  void route_ahead(int layer, const device_rows& x) {
+  void route_ahead(int layer, const device_rows& x, const router_ahead_rows& to) {
     launch<typename families::router>("router ahead", [&](nibble::router_params& p) {
       const router_ahead& router = routers[static_cast<std::size_t>(layer)];
       p.rows = rows_;
@@ -356,9 +358,9 @@ class cuda_backend {
       p.norm = router.norm, p.eps = static_cast<float>(c.norm_eps);
       p.weight = router.weight;
       if constexpr (Experts::has_shared) p.gate = router.gate;
-      p.normed = ahead.normed, p.ldn = c.hidden_size;
-      p.ids = ahead.ids, p.weights = ahead.weights, p.shared_weights = ahead.shared_weights;
-      p.workspace = ahead.workspace;
+      p.normed = to.normed, p.ldn = c.hidden_size;
+      p.ids = to.ids, p.weights = to.weights, p.shared_weights = to.shared_weights;
+      p.workspace = to.workspace;
     });
   }
   /// Makes the experts that `count` rows from `first` on have chosen resident.
@@ -376,6 +378,8 @@ class cuda_backend {
                 return launcher::template launch<Family>(p, how);
               },
               &share);
+        if (streams_ahead())
+          return offload->bring_streaming(place.layer, ids, count, options_, side, many_ahead().ids);
         if (side != nullptr && mode == place_mode::streaming && offload->streams_layers(count))
           return offload->bring_streaming(place.layer, ids, count, options_, side);
         return offload->bring(

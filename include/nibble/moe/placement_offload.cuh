@@ -184,12 +184,15 @@ class expert_offload {
       return Family::launch(p, options);
     });
   }
-  /// bring() for a prefill step of so many tokens that nearly every expert is asked for (streams_layers):
-  /// while a layer computes, all of the next one that is missing comes on a second stream. Call it for every
-  /// layer in order, layer 0 first; not captured. Up to two layers' missing experts take the least valuable
-  /// slots. \param side a stream of the caller, idle before layer 0
+  /// bring() for a prefill step that asks for many experts: while a layer computes, those of the next one
+  /// that are missing come on a second stream. Call it for every layer in order, layer 0 first; not captured.
+  /// Up to two layers' missing experts take the least valuable slots, so there must be twice a layer's.
+  /// \param side a stream of the caller, idle before layer 0  \param next [rows][top_k], what the next layer
+  /// is likely to ask for; null: all of it, for steps of so many tokens that nearly every expert is asked for
+  /// (streams_layers)
   [[nodiscard]] status bring_streaming(int layer, const std::int32_t* ids, int rows,
-                                       const launch_options& options, cudaStream_t side) const {
+                                       const launch_options& options, cudaStream_t side,
+                                       const std::int32_t* next = nullptr) const {
     if (server_ != nullptr)
       return bring(layer, ids, rows, place_mode::streaming, options);  // one ring, one stream
     const bool guessed = layer > 0, guesses = layer + 1 < Shape.layers;
@@ -199,7 +202,11 @@ class expert_offload {
       if (const status s = wait(side, arrived_.get(), options.stream); !s.ok()) return s;
     place_params p = placement(layer, ids, rows, place_mode::streaming);
     if (guessed) p.guesses = p.state.ahead_list(Shape, layer);
-    if (guesses) p.ahead_list = p.state.ahead_list(Shape, layer + 1), p.ahead_limit = Shape.experts;
+    if (guesses) {
+      p.ahead_list = p.state.ahead_list(Shape, layer + 1), p.ahead_ids = next;
+      p.ahead_assignments = rows * Shape.top_k, p.ahead_row = Shape.top_k;
+      p.ahead_limit = std::max(Shape.experts, most_guess_candidates + 1);
+    }
     if (const status s = residency_family<Shape>::launch(p, after); !s.ok()) return s;
     if (guesses) {
       if (const status s = wait(options.stream, placed_.get(), side); !s.ok()) return s;
@@ -207,8 +214,10 @@ class expert_offload {
     }
     return fetch_family::launch(fetch(p.list, p.state), guesses ? after : options);
   }
-  /// Whether a prefill step should use bring_streaming: 95 of 100 experts of a layer would be asked for by
-  /// uniform routing, and two layers fit beside each other.
+  /// Whether bring_streaming may be used for a prefill step with what the next layer is likely to ask for.
+  [[nodiscard]] bool streams_ahead() const { return server_ == nullptr && open_slots_ >= 2 * Shape.experts; }
+  /// Whether a prefill step should use bring_streaming without: 95 of 100 experts of a layer would be asked
+  /// for by uniform routing, and two layers fit beside each other.
   [[nodiscard]] bool streams_layers(int rows) const {
     return rows * Shape.top_k >= 3 * Shape.experts && open_slots_ >= 2 * Shape.experts;
   }

@@ -227,7 +227,7 @@ struct place_params {
   const std::int32_t* ahead_ids = nullptr;  ///< [ahead_assignments], as `ids`; null: the whole layer
   int ahead_assignments = 0;
   int ahead_row = 1;    ///< ids of a row: top_k
-  int ahead_limit = 0;  ///< most guesses; at most most_guess_candidates unless ahead_ids is null
+  int ahead_limit = 0;  ///< most guesses; more than most_guess_candidates: any, the lower ids first
 
   /// The ahead_list of the layer before, whose guesses were for this one; null: there were none.
   std::int32_t* guesses = nullptr;

@@ -468,7 +468,7 @@ class planner {
     memory_plan with = detail::planner(machine, model, larger).plan();
     if (with.residency == expert_residency::two_layers && with.limits.running >= plan.limits.running &&
         with.limits.context_tokens >= plan.limits.context_tokens &&
-        with.expert_slots >= plan.expert_slots - plan.expert_slots / 10)
+        with.expert_slots >= plan.expert_slots - plan.expert_slots / 8)
       return with;
   }
   return plan;
