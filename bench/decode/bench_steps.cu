@@ -232,7 +232,7 @@ runner start(bench::random_model<config>& weights, double vram_gib, int step_tok
   request.context_tokens = context;
   request.max_running = 1;
   request.preferred_step_tokens = 512;
-  request.preferred_step_tokens_fetching = 2048;
+  request.preferred_step_tokens_fetching = 8192;
   if (step_tokens > 0) request.step_tokens = step_tokens;
   if (vram_gib > 0) request.vram_limit_bytes = static_cast<std::uint64_t>(vram_gib * 1073741824.0);
   options.log = [](std::string_view line) {
@@ -267,6 +267,7 @@ int run_offload(const arguments& a) {
       for (const int ahead : on_and_off)
         if (tokens >= least) o.first_token(gib, tokens, ms, ahead);
   };
+  bool whole_prompts = false;
   for (const int gib : a.offload_gib) {
     const bool all = gib == 12 || a.offload_gib.size() == 1;
     runner r = start(weights, gib, 0, context, a.cpu, a.ahead);
@@ -276,10 +277,10 @@ int run_offload(const arguments& a) {
     b.place_one(decode_context);
     for (const double exponent : {0.0, 1.0})
       for (const int ahead : on_and_off) o.decode(gib, exponent, dense_step_bytes(1, decode_context), ahead);
-    if (all) prompts(o, gib, 0);
+    if (all) prompts(o, gib, 0), whole_prompts = r.limits().step_tokens >= a.step_tokens;
   }
   for (const int gib : a.offload_gib)
-    if (gib == 12 || a.offload_gib.size() == 1) {
+    if (!whole_prompts && (gib == 12 || a.offload_gib.size() == 1)) {
       // Long prompts in one step: every expert is fetched once.
       runner r = start(weights, gib, a.step_tokens, context, a.cpu, a.ahead);
       offload o(r, a.facts, memory, link);

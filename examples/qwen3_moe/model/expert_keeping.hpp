@@ -33,7 +33,8 @@ struct expert_keeping {
   /// With this, logits depend in their last bits on which experts happened to be missing: the CPU's share is
   /// summed in another order.
   cpu_share cpu = cpu_share::off;
-  /// Experts of the next layer that steps of few tokens may fetch ahead while a layer computes: 0 … 4.
+  /// Experts of the next layer that steps of few tokens may fetch while a layer computes, by what its router
+  /// would choose of the rows as they are: 0 … 4. Other than 0: prompts fetch all that it would choose.
   int ahead = usual_ahead;
   /// For tests: called on a host thread before an expert that is not page-locked is read; what it throws
   /// fails the step.

@@ -187,8 +187,9 @@ void add_expert_options(CLI::App& command, expert_keeping& experts) {
           [&experts](const std::string& count) {
             experts.ahead = count == "auto" ? usual_ahead : count[0] - '0';
           },
-          "Experts that small steps fetch for the next layer while one computes, by what its router would "
-          "choose now: 0 to 4; auto is " +
+          "Experts that a step of few tokens fetches for the next layer while one computes, by what its "
+          "router "
+          "would choose now: 0 to 4; unless it is 0, prompts fetch all of those. auto is " +
               std::to_string(usual_ahead))
       ->type_name("N")
       ->check(CLI::IsMember({"auto", "0", "1", "2", "3", "4"}).description(""))
