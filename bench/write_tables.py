@@ -85,6 +85,26 @@ def module_errors(rows):
         yield ""
 
 
+def offloaded(rows):
+    """Whole steps of a model of which only a part of the experts fits."""
+    steps = [r for r in rows if r["suite"] == "steps"]
+    if not steps:
+        return
+    yield f"### Experts that do not fit, whole steps, random weights, {steps[0]['device']}"
+    yield ""
+    yield ("Batch 1, the router's choice replaced by a trace. `bound`: the larger of all bytes over memory bandwidth and the missed bytes over the "
+           f"link's and, where it takes a share, the CPU's bandwidth. {stamp(steps[0])}")
+    yield ""
+    yield from table(["model", "VRAM, GiB", "slots", "trace", "ahead", "CPU, GB/s", "hit rate", "µs a step", "bound, µs", "ratio", "tokens/s"],
+                     [[r["model"], r["vram_gib"], r["slots"], r["trace"], r.get("ahead", 0), f"{r['cpu_gbps']:.0f}", f"{r['hit_rate']:.3f}",
+                       f"{r['us_per_step']:.0f}", f"{r['bound_us']:.0f}", f"{r['over_bound']:.2f}", f"{r['tokens_per_s']:.0f}"] for r in steps])
+    yield ""
+    yield from table(["model", "VRAM, GiB", "tokens a step", "prompt tokens", "time to first token, ms", "bound, ms", "ratio", "experts fetched"],
+                     [[r["model"], r["vram_gib"], r["step_tokens"], r["prompt_tokens"], f"{r['ms']:.1f}", f"{r['bound_ms']:.1f}",
+                       f"{r['over_bound']:.2f}", r["fetched_experts"]] for r in rows if r["suite"] == "first token"])
+    yield ""
+
+
 def gpu_steps(folder):
     read = lambda name: json.loads((folder / name).read_text()) if (folder / name).exists() else []
     decode, prefill = read("decode.json"), read("prefill.json")
@@ -102,7 +122,7 @@ def gpu_steps(folder):
     if shares := read("decode_share.json"):
         yield f"What the step gains when an op is left out, µs. {stamp(shares[0])}"
         yield ""
-        yield from share_of(shares, ["model", "batch", "context"])
+        yield from share_of(shares, ["model", "batch"])
         yield ""
     if prefill:
         yield f"### Prefill, random weights, {prefill[0]['device']}"
@@ -124,12 +144,22 @@ def gpu_steps(folder):
         yield ""
         yield f"{stamp(start[0])} Weights are packed from host memory, not read from a file."
         yield ""
-        yield from table(["model", "line", "planned, MiB", "measured, MiB"],
-                         [[r["model"], r["line"], f"{r['planned_bytes'] / 2**20:.1f}",
+        yield from table(["model", "memory", "line", "planned, MiB", "measured, MiB"],
+                         [[r["model"], r["memory"], r["line"], f"{r['planned_bytes'] / 2**20:.1f}",
                            "–" if r["measured_bytes"] is None else f"{r['measured_bytes'] / 2**20:.1f}"] for r in start if "line" in r])
         yield ""
-        yield from table(["model", "phase", "ms"], [[r["model"], r["phase"], f"{r['ms']:.1f}"] for r in start if "phase" in r])
+        phases = list(dict.fromkeys(r["phase"] for r in start if "phase" in r))
+        models = list(dict.fromkeys((r["model"], r["memory"]) for r in start))
+        ms = {(r["model"], r["memory"], r["phase"]): f"{r['ms']:.1f}" for r in start if "phase" in r}
+        yield from table(["model", "memory"] + [f"{p}, ms" for p in phases], [[*m] + [ms.get((*m, p), "") for p in phases] for m in models])
         yield ""
+        for r in start:
+            if "steps" in r:
+                yield (f"- {r['model']}, {r['memory']}: {r['steps']} mixed steps after the start, {r['loads']} loads, {r['allocations']} "
+                       f"allocations, {r['instantiations']} graph instantiations (counted by {r['counted_by']}), {r['lost_bytes']} bytes of free memory lost")
+        yield ""
+    if offload := read("offload.json"):
+        yield from offloaded(offload)
 
 
 SECTIONS = [("host/gemv.json", host_gemv), ("host/model.json", host_model)]

@@ -33,6 +33,12 @@ function(nibble_own_target target)
   endif()
 endfunction()
 
+# nibble_model_program(<target>): for a .cu file with structs of a model in it. nvcc hides kernels, and g++ remarks that such a
+# struct is more visible than its fields' types, which means nothing in a program.
+function(nibble_model_program target)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wno-attributes>)
+endfunction()
+
 # The fast CPU kernels: SIMD with run-time dispatch, so they are compiled, not header-only.
 file(GLOB nibble_host_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/nibble/host/*.cpp)
 if(nibble_host_sources)

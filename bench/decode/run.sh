@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Times whole steps of the full-size models and writes bench/results/<gpu>/{decode,decode_share,prefill,prefill_share,startup}.json
-# and the whole steps in offload.json.
+# Times whole steps of the full-size models and starts, with all memory free and with 0.7 GiB left for caches, and writes
+# bench/results/<gpu>/{decode,decode_share,prefill,prefill_share,startup}.json and the whole steps in offload.json.
 #   bench/decode/run.sh FOLDER_OF_PROGRAMS RESULTS_FOLDER COMMIT      needs python3 and nvidia-smi
 set -euo pipefail
-programs=${1:?the folder with the bench_steps_* programs}
+programs=${1:?the folder with the bench_steps_* and bench_startup_* programs}
 results=${2:?the folder for the JSON files}
 commit=${3:?the commit that was built}
 device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
@@ -18,4 +18,11 @@ for program in "$programs"/bench_steps_*; do
 done
 "$programs"/bench_steps_qwen3_6_35b_a3b_bf16 --offload-gib 8,12,16 --first-token 1,64,8192 --ahead 1 --facts "$facts" >>"$rows"
 "$programs"/bench_steps_qwen3_6_35b_a3b_bf16 --offload-gib 8,12,16 --cpu --facts "$facts" >>"$rows"
+{
+  for program in "$programs"/bench_startup_*; do
+    "$program" --facts "$facts"
+    "$program" --left-mib 700 --facts "$facts"
+  done
+} | sed -e '1 s/^/[\n/' -e '$ s/,$/\n]/' >"$results/startup.json"
 python3 "$(dirname "$0")/split_rows.py" "$rows" "$results"
+python3 "$(dirname "$0")/plot.py" "$results/decode.json" "$results/decode.svg"

@@ -10,15 +10,8 @@ def main(rows_path, folder):
     for line in pathlib.Path(rows_path).read_text().splitlines():
         row = json.loads(line)
         bench = row.pop("bench")
-        if bench != "startup":
+        if bench != "startup":  # bench_startup measures starts
             files.setdefault(bench, []).append(row)
-            continue
-        start = row.pop("start")
-        rows = files.setdefault("startup", [])
-        if any(r["model"] == row["model"] for r in rows):
-            continue  # one start of each model is enough
-        rows += [{"model": row["model"], **part, **row} for part in start["lines"] + start["phases"]]
-        rows.append({"model": row["model"], "kernels": start["kernels"], "unaccounted_bytes": start["unaccounted_bytes"], **row})
     for name, rows in files.items():
         path = pathlib.Path(folder) / f"{name}.json"
         if name == "offload" and path.exists():  # other suites of this file are bench_offload's

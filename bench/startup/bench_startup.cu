@@ -138,13 +138,13 @@ int run(int argc, char** argv) {
                 r.engine().graphs_of_steps().report().ms);
   row(text);
 
-  const std::uint64_t before = free_bytes();
   device_test::activity_counter counter;
+  const std::uint64_t before = free_bytes();  // the counter takes some for itself
   mixed_steps(r, a.steps);
   context.platform().synchronize();
   const bool counted = counter.available();
-  const auto seen = counter.stop();
   const long long lost = static_cast<long long>(before) - static_cast<long long>(free_bytes());
+  const auto seen = counter.stop();
   row("\"steps\":" + std::to_string(a.steps) + ",\"counted_by\":\"" + (counted ? "CUPTI" : "free memory") +
       "\",\"loads\":" + std::to_string(seen.module_loads) + ",\"allocations\":" +
       std::to_string(seen.allocations) + ",\"instantiations\":" + std::to_string(seen.instantiations) +

@@ -100,7 +100,7 @@ namespace detail {
   const int tiles = ((row_tiles + p.grid - 1) / p.grid) * per_warp;
   p.depth = std::min(tiles, columns == 16 ? (nvfp4 ? 2 : 1) : nvfp4 || (fp8 && !doubled) ? 4 : 2);
   // One row tile a block and one token: 64 registers do, and the next kernel finds room beside it.
-  const bool narrow = fp8 && columns == 1 && each == 1;
+  const bool narrow = fp8 && norm_bytes == 0 && columns == 1 && each == 1;
   p.min_blocks =
       (columns <= 8 && (doubled || narrow) && !tight) || (nvfp4 && p.warps <= 8 && p.depth <= 2) ? 2 : 1;
   return p;
