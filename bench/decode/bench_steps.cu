@@ -31,6 +31,7 @@ struct arguments {
   std::uint64_t vram_limit_bytes = 0;
   std::vector<int> offload_gib;   ///< cards on which not all experts fit
   std::vector<int> first_tokens;  ///< prompts on the card of 12 GiB, or on the only one
+  int ahead = 0;                  ///< experts fetched ahead; measured with and without
   bool cpu = false;               ///< misses may be left to the CPU, where that measures faster
   bool breakdown = false;
   std::string facts;  ///< further fields of every row: device, driver, commit, date
@@ -224,19 +225,21 @@ class benchmark {
 };
 
 /// A start as the server makes it, but for the context.
-runner start(bench::random_model<config>& weights, double vram_gib, int step_tokens, int context, bool cpu) {
+runner start(bench::random_model<config>& weights, double vram_gib, int step_tokens, int context, bool cpu,
+             int ahead) {
   nibble::start_options options;
   auto& request = options.request;
   request.context_tokens = context;
   request.max_running = 1;
   request.preferred_step_tokens = 512;
-  request.preferred_step_tokens_fetching = 2048;
+  request.preferred_step_tokens_fetching = 8192;
   if (step_tokens > 0) request.step_tokens = step_tokens;
   if (vram_gib > 0) request.vram_limit_bytes = static_cast<std::uint64_t>(vram_gib * 1073741824.0);
   options.log = [](std::string_view line) {
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   };
   auto source = weights.source();
+  source.keeping.ahead = ahead;
   source.keeping.cpu = cpu ? qwen3_moe::cpu_share::measured : qwen3_moe::cpu_share::off;
   return runner(nibble::startup::start<core>(std::move(options), std::move(source), context));
 }
@@ -251,30 +254,35 @@ int run_offload(const arguments& a) {
   double memory = 1, link = 1;
   std::vector<std::pair<int, double>> resident;  // step tokens of 2048 and of the whole prompt
   {
-    runner whole = start(weights, 0, a.step_tokens, context, false);
+    runner whole = start(weights, 0, a.step_tokens, context, false, 0);
     benchmark b(whole, a);
     memory = b.bytes_per_us(), link = b.link_bytes_per_us();
     offload o(whole, a.facts, memory, link);
     for (const int tokens : a.first_tokens) resident.emplace_back(tokens, o.prompt(tokens).ms);
   }
+  std::vector<int> on_and_off{0};
+  if (a.ahead > 0) on_and_off.push_back(a.ahead);
   const auto prompts = [&](offload& o, int gib, int least) {
     for (const auto& [tokens, ms] : resident)
-      if (tokens >= least) o.first_token(gib, tokens, ms);
+      for (const int ahead : on_and_off)
+        if (tokens >= least) o.first_token(gib, tokens, ms, ahead);
   };
+  bool whole_prompts = false;
   for (const int gib : a.offload_gib) {
     const bool all = gib == 12 || a.offload_gib.size() == 1;
-    runner r = start(weights, gib, 0, context, a.cpu);
+    runner r = start(weights, gib, 0, context, a.cpu, a.ahead);
     benchmark b(r, a);
     offload o(r, a.facts, memory, link);
     if (all) o.start(gib);
     b.place_one(decode_context);
-    for (const double exponent : {0.0, 1.0}) o.decode(gib, exponent, dense_step_bytes(1, decode_context));
-    if (all) prompts(o, gib, 0);
+    for (const double exponent : {0.0, 1.0})
+      for (const int ahead : on_and_off) o.decode(gib, exponent, dense_step_bytes(1, decode_context), ahead);
+    if (all) prompts(o, gib, 0), whole_prompts = r.limits().step_tokens >= a.step_tokens;
   }
   for (const int gib : a.offload_gib)
-    if (gib == 12 || a.offload_gib.size() == 1) {
+    if (!whole_prompts && (gib == 12 || a.offload_gib.size() == 1)) {
       // Long prompts in one step: every expert is fetched once.
-      runner r = start(weights, gib, a.step_tokens, context, a.cpu);
+      runner r = start(weights, gib, a.step_tokens, context, a.cpu, a.ahead);
       offload o(r, a.facts, memory, link);
       prompts(o, gib, 2049);
     }
@@ -300,6 +308,8 @@ int run(int argc, char** argv) {
       a.offload_gib = numbers(value());
     else if (name == "--first-token")
       a.first_tokens = numbers(value());
+    else if (name == "--ahead")
+      a.ahead = std::atoi(value());
     else if (name == "--cpu")
       a.cpu = true;
     else if (name == "--breakdown")
@@ -307,11 +317,11 @@ int run(int argc, char** argv) {
     else if (name == "--facts")
       a.facts = value();
     else {
-      std::fprintf(
-          stderr,
-          "bench_steps [--batch 1,8] [--context 512] [--prefill 8192] [--step-tokens 8192] "
-          "[--vram-limit-gib 12] [--breakdown] [--offload-gib 8,12,16 [--first-token 1,64,8192] [--cpu]] "
-          "[--facts ,\\\"device\\\":…]\n");
+      std::fprintf(stderr,
+                   "bench_steps [--batch 1,8] [--context 512] [--prefill 8192] [--step-tokens 8192] "
+                   "[--vram-limit-gib 12] [--breakdown] [--offload-gib 8,12,16 [--first-token 1,64,8192] "
+                   "[--ahead 1] [--cpu]] "
+                   "[--facts ,\\\"device\\\":…]\n");
       return 2;
     }
   }

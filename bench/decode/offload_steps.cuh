@@ -17,17 +17,26 @@
 
 namespace bench {
 
-/// The ids of a layer become those of the trace; the last layer goes on to the trace's next step.
+/// The ids of a layer become those of the trace; the last layer goes on to the trace's next step. What is
+/// taken for the next layer's ids becomes those of the trace's next layer, of which each is right four times
+/// of five and else some other expert: which is which follows from its place in the trace.
 template <int Threads>
-__global__ void force_ids(const std::int32_t* trace, unsigned* step, std::int32_t* ids, int steps, int layer,
-                          int layers, int row_ids, int rows) {
+__global__ void force_ids(const std::int32_t* trace, unsigned* step, std::int32_t* ids, std::int32_t* next,
+                          int steps, int layer, int layers, int row_ids, int rows, int experts) {
   nibble::device::wait_for_previous_grid();
   nibble::device::let_next_grid_start();
   const unsigned now = *step;
   for (int i = static_cast<int>(threadIdx.x); i < rows * row_ids; i += Threads) {
     // Rows follow the trace at places far from each other.
     const unsigned at = (now + static_cast<unsigned>(i / row_ids) * 131u) % static_cast<unsigned>(steps);
-    ids[i] = trace[(static_cast<std::size_t>(at) * layers + layer) * row_ids + i % row_ids];
+    const std::size_t word = (static_cast<std::size_t>(at) * layers + layer) * row_ids + i % row_ids;
+    ids[i] = trace[word];
+    if (next == nullptr) continue;
+    unsigned mixed = static_cast<unsigned>(word) * 2654435761u;
+    mixed = (mixed ^ mixed >> 15) * 2246822519u;
+    mixed ^= mixed >> 13;
+    const int right = trace[word + row_ids], other = 1 + static_cast<int>(mixed / 5 % (experts - 1));
+    next[i] = mixed % 5 != 0 ? right : (right + other) % experts;
   }
   __syncthreads();
   if (threadIdx.x == 0 && layer == layers - 1) *step = (now + 1) % static_cast<unsigned>(steps);
@@ -36,7 +45,7 @@ __global__ void force_ids(const std::int32_t* trace, unsigned* step, std::int32_
 class forced_routing {
  public:
   forced_routing(int layers, int experts, int top_k, double exponent, int steps)
-      : layers_(layers), top_k_(top_k), steps_(steps) {
+      : layers_(layers), experts_(experts), top_k_(top_k), steps_(steps) {
     nibble::test::trace trace(layers, experts, top_k, exponent, 11);
     std::vector<std::int32_t> ids;
     for (int s = 0; s < steps; ++s)
@@ -47,22 +56,24 @@ class forced_routing {
     good(cudaMemcpy(trace_.data(), ids.data(), 4 * ids.size(), cudaMemcpyHostToDevice), "trace");
     good(cudaMemset(step_.data(), 0, 256), "trace");
   }
-  static nibble::status hook(void* self, int layer, std::int32_t* ids, int rows,
+  static nibble::status hook(void* self, int layer, std::int32_t* ids, std::int32_t* next, int rows,
                              const nibble::launch_options& options) {
     const auto& r = *static_cast<const forced_routing*>(self);
     return nibble::launch(&force_ids<256>, dim3(1), 256, 0, options, "bench::force_ids",
                           static_cast<const std::int32_t*>(r.trace_.as<std::int32_t>()),
-                          r.step_.as<unsigned>(), ids, r.steps_, layer, r.layers_, r.top_k_, rows);
+                          r.step_.as<unsigned>(), ids, next, r.steps_, layer, r.layers_, r.top_k_, rows,
+                          r.experts_);
   }
 
  private:
-  int layers_, top_k_, steps_;
+  int layers_, experts_, top_k_, steps_;
   nibble::device_memory trace_, step_;
 };
 
 /// What the steps of a runner moved.
 struct moved_experts {
   double hits = 0, misses = 0, guessed = 0;
+  double guesses = 0;  ///< wrong ones too
   [[nodiscard]] double hit_rate() const { return (hits - guessed) / (hits + misses); }
   [[nodiscard]] double missed() const { return misses + guessed; }
 };
@@ -83,9 +94,13 @@ class offload_benchmark {
         counts_(sizeof(nibble::moe::residency_counts)) {}
 
   /// Decode steps of one row that lie on the device, routed by a trace: 600 to warm the pool, then 300.
-  void decode(double vram_gib, double exponent, double dense_bytes) {
+  /// \param ahead guesses a layer, at most what the start allowed
+  void decode(double vram_gib, double exponent, double dense_bytes, int ahead) {
     constexpr int warm_steps = 600, steps = 300;
     forced_routing routing(c.layers, c.experts, c.experts_per_token, exponent, warm_steps + steps);
+    auto& limit = runner_.engine().model().backend().ahead_limit;
+    const int usual = limit;
+    limit = ahead;
     route(&routing);
     auto& engine = runner_.engine();
     for (int i = 0; i < warm_steps; ++i) nibble::require(engine.decode(1));
@@ -94,17 +109,20 @@ class offload_benchmark {
       for (int i = 0; i < steps; ++i) nibble::require(engine.decode(1));
     }) / steps;
     const auto m = since(before);
+    limit = usual;
     route(nullptr);
     const double bytes = dense_bytes + (m.hits + m.misses) / steps * slot_bytes;
     const double cpu = runner_.engine().model().host_bytes_per_us();
     const double bound = std::max(bytes / memory_, m.missed() / steps * slot_bytes / (link_ + cpu));
     std::printf(
         "{\"bench\":\"offload\",\"suite\":\"steps\",\"model\":\"%s\",\"vram_gib\":%g,\"slots\":%d,"
-        "\"trace\":\"%s\",\"policy\":\"worth\",\"cpu_gbps\":%.1f,\"hit_rate\":%.4f,\"us_per_step\":%.0f,"
+        "\"trace\":\"%s\",\"policy\":\"worth\",\"cpu_gbps\":%.1f,\"ahead\":%d,\"guesses_per_step\":%.1f,"
+        "\"guesses_used_per_step\":%.1f,\"hit_rate\":%.4f,\"us_per_step\":%.0f,"
         "\"bound_us\":%.0f,"
         "\"over_bound\":%.3f,\"tokens_per_s\":%.1f,\"pcie_gbps\":%.1f%s}\n",
         std::string(config_type::name).c_str(), vram_gib, slots(), exponent > 0 ? "zipf" : "uniform",
-        cpu / 1e3, m.hit_rate(), us, bound, us / bound, 1e6 / us, link_ / 1e3, facts_.c_str());
+        cpu / 1e3, ahead, m.guesses / steps, m.guessed / steps, m.hit_rate(), us, bound, us / bound, 1e6 / us,
+        link_ / 1e3, facts_.c_str());
     std::fflush(stdout);
   }
 
@@ -142,15 +160,22 @@ class offload_benchmark {
     return all[2];
   }
   /// The row of a prompt. \param resident_ms the same with all experts resident
-  void first_token(double vram_gib, int tokens, double resident_ms) {
+  void first_token(double vram_gib, int tokens, double resident_ms, int ahead) {
+    auto& limit = runner_.engine().model().backend().ahead_limit;
+    const int usual = limit;
+    limit = ahead;
+    route(nullptr);  // a prompt of one token is a captured step
     const prompt_time t = prompt(tokens);
+    limit = usual;
+    route(nullptr);
     const double fetch_ms = t.missed * slot_bytes / link_ / 1e3, bound = std::max(fetch_ms, resident_ms);
     std::printf(
         "{\"bench\":\"offload\",\"suite\":\"first token\",\"model\":\"%s\",\"vram_gib\":%g,\"slots\":%d,"
-        "\"step_tokens\":%d,\"prompt_tokens\":%d,\"ms\":%.2f,\"bound_ms\":%.2f,\"over_bound\":%.3f,"
+        "\"ahead\":%d,\"step_tokens\":%d,\"prompt_tokens\":%d,\"ms\":%.2f,\"bound_ms\":%.2f,\"over_bound\":%."
+        "3f,"
         "\"fetched_experts\":%.0f,\"resident_ms\":%.2f%s}\n",
-        std::string(config_type::name).c_str(), vram_gib, slots(), runner_.limits().step_tokens, tokens, t.ms,
-        bound, t.ms / bound, t.missed, resident_ms, facts_.c_str());
+        std::string(config_type::name).c_str(), vram_gib, slots(), ahead, runner_.limits().step_tokens,
+        tokens, t.ms, bound, t.ms / bound, t.missed, resident_ms, facts_.c_str());
     std::fflush(stdout);
   }
 
@@ -197,7 +222,8 @@ class offload_benchmark {
   [[nodiscard]] moved_experts since(const nibble::moe::residency_counts& before) {
     const auto now = read();
     const auto of = [](std::uint64_t a, std::uint64_t b) { return static_cast<double>(a - b); };
-    return {of(now.hits, before.hits), of(now.misses, before.misses), of(now.ahead_used, before.ahead_used)};
+    return {of(now.hits, before.hits), of(now.misses, before.misses), of(now.ahead_used, before.ahead_used),
+            of(now.ahead, before.ahead)};
   }
 
   Runner& runner_;

@@ -16,7 +16,7 @@ for program in "$programs"/bench_steps_*; do
   "$program" --batch 1,8 --context 32768,131072 --prefill 1 --facts "$facts" >>"$rows"
   "$program" --batch 1,8 --context 512 --prefill 8192 --breakdown --facts "$facts" | grep _share >>"$rows"
 done
-"$programs"/bench_steps_qwen3_6_35b_a3b_bf16 --offload-gib 8,12,16 --first-token 1,64,8192 --facts "$facts" >>"$rows"
+"$programs"/bench_steps_qwen3_6_35b_a3b_bf16 --offload-gib 8,12,16 --first-token 1,64,8192 --ahead 1 --facts "$facts" >>"$rows"
 "$programs"/bench_steps_qwen3_6_35b_a3b_bf16 --offload-gib 8,12,16 --cpu --facts "$facts" >>"$rows"
 {
   for program in "$programs"/bench_startup_*; do

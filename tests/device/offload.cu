@@ -141,6 +141,97 @@ void together(int locked_experts) {
   NIBBLE_CHECK(*std::max_element(saved.begin(), saved.end()) > moe::worth_least);
 }
 
+/// A layer ahead in captured steps: after replays with routes that guesses foresee, foresee in part or do
+/// not, the tables are the host's, and every slot holds the bytes of the expert that they name.
+void ahead() {
+  constexpr std::size_t slot_bytes = 128 * 133;
+  const auto store = make_store(shape.total(), slot_bytes, UINT64_MAX);
+  cudaStream_t side;
+  NIBBLE_CUDA_CHECK(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
+  const auto family = []<class Family>(std::type_identity<Family>, const auto& p, const launch_options& how) {
+    return Family::launch(p, how);
+  };
+  for (const int rows : {1, 3})
+    for (const int limit : {1, 4}) {
+      const int slots = moe::slots_to_look_ahead(shape, rows, limit) + (limit == 1 ? 0 : 5);
+      const buffer<std::uint8_t> memory(static_cast<std::size_t>(slots) * slot_bytes);
+      moe::expert_offload<shape> offload(*store, reinterpret_cast<std::byte*>(memory.data()), slots, slots,
+                                         {}, device_test::stream());
+      NIBBLE_CHECK(offload.looks_ahead(rows, limit) && !offload.looks_ahead(moe::most_ahead_rows + 1, limit));
+      moe::host_residency host(shape, slots);
+      static_cast<void>(
+          host.warm(std::vector<std::uint32_t>(static_cast<std::size_t>(shape.total()), moe::worth_never)));
+      const auto each = static_cast<std::size_t>(rows * shape.top_k);
+      const buffer<std::int32_t> ids(each * shape.layers), likely(each * shape.layers);
+      const auto step = [&](bool captured) {
+        const launch_options how{device_test::stream(),
+                                 captured ? device_test::chained : launch_chain::plain};
+        for (int layer = 0; layer < shape.layers; ++layer) {
+          const std::size_t at = static_cast<std::size_t>(layer) * each;
+          NIBBLE_GOOD(offload.bring_ahead(layer, ids.data() + at, rows, place_mode::decode,
+                                          {likely.data() + at, limit, side}, how, family));
+        }
+      };
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t exec = nullptr;
+      NIBBLE_CUDA_CHECK(cudaStreamBeginCapture(device_test::stream(), cudaStreamCaptureModeThreadLocal));
+      step(true);
+      NIBBLE_CUDA_CHECK(cudaStreamEndCapture(device_test::stream(), &graph));
+      NIBBLE_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+      NIBBLE_CUDA_CHECK(cudaGraphDestroy(graph));
+      std::mt19937 random(static_cast<unsigned>(rows * 10 + limit));
+      for (int i = 0; i < 200; ++i) {
+        std::vector<std::int32_t> named(ids.size()), guessed(ids.size());
+        for (auto& id : named) id = static_cast<int>(random() % static_cast<unsigned>(shape.experts));
+        for (std::size_t at = 0; at < named.size(); ++at) {
+          const bool right = at + each < named.size() && random() % 4 != 0;
+          guessed[at] =
+              right ? named[at + each] : static_cast<int>(random() % static_cast<unsigned>(shape.experts));
+        }
+        NIBBLE_CUDA_CHECK(cudaMemcpyAsync(ids.data(), named.data(), ids.bytes(), cudaMemcpyHostToDevice,
+                                          device_test::stream()));
+        NIBBLE_CUDA_CHECK(cudaMemcpyAsync(likely.data(), guessed.data(), ids.bytes(), cudaMemcpyHostToDevice,
+                                          device_test::stream()));
+        if (i % 10 == 9)
+          step(false);  // as a step that is not captured
+        else
+          NIBBLE_CUDA_CHECK(cudaGraphLaunch(exec, device_test::stream()));
+        std::vector<moe::fetch_entry> coming;
+        for (int layer = 0; layer < shape.layers; ++layer) {
+          const std::size_t at = static_cast<std::size_t>(layer) * each;
+          moe::place_request q;
+          q.layer = layer, q.new_step = layer == 0, q.guesses = q.recent = coming;
+          q.ids = std::span<const std::int32_t>(named).subspan(at, each);
+          q.ahead = layer + 1 < shape.layers, q.ahead_row = shape.top_k, q.ahead_limit = limit;
+          q.ahead_ids = std::span<const std::int32_t>(guessed).subspan(at, each);
+          coming = host.place(q).ahead;
+        }
+        NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
+        NIBBLE_CUDA_CHECK(cudaStreamSynchronize(side));
+        const auto v = offload.tables();
+        std::vector<std::int32_t> of(static_cast<std::size_t>(shape.total()));
+        NIBBLE_CUDA_CHECK(cudaMemcpy(of.data(), v.slot_of, 4 * of.size(), cudaMemcpyDeviceToHost));
+        const auto bytes = memory.read();
+        int wrong = 0, other = 0;
+        for (int e = 0; e < shape.total(); ++e) {
+          const int slot = of[static_cast<std::size_t>(e)];
+          other += slot != host.slot_of()[static_cast<std::size_t>(e)];
+          wrong += slot >= 0 && std::memcmp(bytes.data() + static_cast<std::size_t>(slot) * slot_bytes,
+                                            store->expert(e).data(), slot_bytes) != 0;
+        }
+        NIBBLE_CHECK(other == 0);
+        NIBBLE_CHECK(wrong == 0);
+        if (other + wrong != 0) break;
+      }
+      moe::residency_counts counts;
+      NIBBLE_CUDA_CHECK(cudaMemcpy(&counts, offload.tables().counts, sizeof counts, cudaMemcpyDeviceToHost));
+      NIBBLE_CHECK(counts == host.counts());
+      NIBBLE_CHECK(counts.good() && counts.ahead_used > 0 && counts.ahead > counts.ahead_used);
+      NIBBLE_CUDA_CHECK(cudaGraphExecDestroy(exec));
+    }
+  NIBBLE_CUDA_CHECK(cudaStreamDestroy(side));
+}
+
 /// The CPU's share: every expert of a row is resident after bring() or comes from the CPU, each exactly once.
 void shared() {
   constexpr std::size_t slot_bytes = 128 * 9;
@@ -231,6 +322,7 @@ const bool registered[] = {
                      [] {
                        for (const int locked : {48, 32, 0}) together(locked);
                      }),
+    device_test::add("ahead", "guesses come beside a layer, captured and not", [] { ahead(); }),
     device_test::add("shared", "the CPU takes some of the misses", [] { shared(); }),
 };
 

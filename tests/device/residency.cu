@@ -98,7 +98,7 @@ void replay(int slots, int calls, int compare_every, std::uint64_t seed) {
     q.ahead = layer + 1 < S.layers && below(2) != 0;
     q.ahead_whole_layer = q.ahead && below(4) == 0;
     q.ahead_ids = next, q.ahead_row = S.top_k;
-    q.ahead_limit = q.ahead_whole_layer && below(2) ? S.experts : below(6);
+    q.ahead_limit = (q.ahead_whole_layer && below(2)) || below(4) == 0 ? S.experts : below(6);
     q.drop_guesses = below(2) != 0;
     if (guessed) q.guesses = guesses[static_cast<std::size_t>(layer)];
     if (guessed_before) q.recent = guesses[static_cast<std::size_t>(layer) - 1];

@@ -60,9 +60,10 @@ void check_all(model_runner& runner, const expected_answers& expected, const std
           name + ", case " + std::to_string(i) + ": other bits than with all experts resident");
 }
 
-load_options part_options(int slots, std::string* log) {
+load_options part_options(int slots, std::string* log, int ahead = 0) {
   auto options = gpu_options();
   options.cuda.expert_slots = slots;
+  options.experts.ahead = ahead;
   if (log != nullptr) options.log = [log](std::string_view line) { *log += std::string(line) + "\n"; };
   return options;
 }
@@ -236,9 +237,9 @@ void check_files(const std::filesystem::path& folder, const expected_answers& ex
 }
 
 /// Another program takes memory and gives it back: slots go and come, graphs stay, bits stay.
-void check_resize(const std::filesystem::path& folder, const expected_answers& expected) {
+void check_resize(const std::filesystem::path& folder, const expected_answers& expected, int ahead = 0) {
   std::string log;
-  const auto part = load_model(folder, part_options(127, &log));
+  const auto part = load_model(folder, part_options(127, &log, ahead));
   auto& runner = part->runner();
   const auto& limits = runner.limits();
   const int pages = (limits.context_tokens + limits.page_tokens - 1) / limits.page_tokens;
@@ -276,6 +277,51 @@ void check_resize(const std::filesystem::path& folder, const expected_answers& e
   std::printf("resize: %d changes, down to %d slots\n", changes, least);
 }
 
+/// Experts that come for the next layer while one computes: whether the guess was right, wrong, or for
+/// another sequence of the batch, the bits are the same; and after thousands of steps guesses have been of
+/// use.
+void check_ahead(const std::filesystem::path& folder, const std::string& name,
+                 const expected_answers& expected) {
+  for (const int ahead : {1, 4})
+    for (const int slots : quick ? std::vector<int>{23} : std::vector<int>{12, 16, 23, 40, 64, 127}) {
+      const auto part = load_model(folder, part_options(slots, nullptr, ahead));
+      auto& runner = part->runner();
+      const std::string what =
+          name + " with " + std::to_string(slots) + " expert slots, " + std::to_string(ahead) + " ahead";
+      for (const char* round : {"", ", again", ", a third time"}) check_all(runner, expected, what + round);
+      if (slots == 40 || slots == 64) {
+        const auto cases = reference_cases(folder);
+        check_batches(runner, cases, what);
+        check_mixed_steps(runner, cases, what);
+        check_draws(runner, cases, what);
+        check_all(runner, expected, what + ", at the end");
+      }
+      // One row needs room for two layers' choices of 4, guesses that are coming, and new ones.
+      const bool looks = slots >= 2 * 4 + 2 * ahead;
+      const auto traffic = runner.experts();
+      check(traffic.misses > 0, what + ": misses are counted");
+      check((traffic.ahead > 0) == looks && (traffic.ahead_used > 0) == looks,
+            what + ": " + std::to_string(traffic.ahead) + " guesses, " + std::to_string(traffic.ahead_used) +
+                " of use");
+      std::printf("%s: %llu hits, %llu misses, %llu guesses, %llu of use\n", what.c_str(),
+                  static_cast<unsigned long long>(traffic.hits),
+                  static_cast<unsigned long long>(traffic.misses),
+                  static_cast<unsigned long long>(traffic.ahead),
+                  static_cast<unsigned long long>(traffic.ahead_used));
+    }
+}
+/// Where it cannot be, nothing changes: all experts resident, experts that are not page-locked.
+void check_not_ahead(const std::filesystem::path& folder, const expected_answers& expected) {
+  for (const int slots : {0, 40}) {
+    auto options = part_options(slots, nullptr, 2);
+    options.experts.lock_limit_bytes = slots == 0 ? UINT64_MAX : 0;
+    const auto model = load_model(folder, options);
+    const std::string what = slots == 0 ? "all resident, 2 ahead" : "nothing locked, 2 ahead";
+    check_all(model->runner(), expected, what);
+    check(model->runner().experts().ahead == 0, what + ": nothing is guessed");
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -286,6 +332,12 @@ int main(int argc, char** argv) {
     const auto expected = answers_of(root / "mixed", 8);
     if (wants("unlocked")) check_unlocked(root / "mixed", expected);
     if (wants("failures")) check_failures(root / "mixed", expected);
+    if (wants("ahead")) {
+      check_ahead(root / "mixed", "mixed", expected);
+      check_ahead(root / "ct", "ct", answers_of(root / "ct", 4));
+      check_not_ahead(root / "mixed", expected);
+      check_resize(root / "mixed", expected, 1);
+    }
     if (wants("cpu")) check_cpu(root / "mixed");
     if (wants("files")) check_files(root / "mixed", expected);
     if (wants("resize")) check_resize(root / "mixed", expected);

@@ -50,6 +50,8 @@ struct draw_history {
 /// Distinct routed experts of every layer's call so far: on the device already, or to be brought.
 struct expert_traffic {
   std::uint64_t hits = 0, misses = 0;
+  std::uint64_t ahead = 0;       ///< fetched for the layer after, before it asked
+  std::uint64_t ahead_used = 0;  ///< that it then asked for; they are hits
 };
 
 /// A loaded model with its caches. Not thread-safe: the engine thread owns it.

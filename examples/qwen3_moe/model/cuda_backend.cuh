@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include "model/cuda_families.cuh"
 #include "model/device_workspace.hpp"
 #include "model/forward.hpp"
+#include "model/router_ahead.cuh"
 #include "nibble/graph/op_scope.hpp"
 
 namespace qwen3_moe {
@@ -50,8 +52,9 @@ struct device_experts {
   const std::int32_t* slot_of = nullptr;  ///< [layers][experts]
 };
 
-/// Called with a layer's ids behind its router, on the step's stream.
-using router_hook = nibble::status (*)(void* self, int layer, std::int32_t* ids, int rows,
+/// Called with a layer's ids behind its router, on the step's stream. \param next what the step takes to be
+/// the next layer's ids; null where it does not look ahead
+using router_hook = nibble::status (*)(void* self, int layer, std::int32_t* ids, std::int32_t* next, int rows,
                                        const nibble::launch_options& options);
 
 /// Activations and the operations on them. Launches only; never allocates, waits or throws: the first status
@@ -109,7 +112,11 @@ class cuda_backend {
   std::byte* states = nullptr;
   device_experts experts;
   const offload_type* offload = nullptr;  ///< brings experts; null where all are resident
-  cudaStream_t side = nullptr;            ///< a second stream for prefill to fetch on
+  cudaStream_t side = nullptr;            ///< a second stream to fetch on
+  /// Experts of the next layer that small steps may fetch ahead; 0: none. Needs what follows.
+  int ahead_limit = 0;
+  std::array<router_ahead, static_cast<std::size_t>(c.layers)> routers{};
+  router_ahead_rows ahead{};
   /// What a benchmark does to a layer's routing, so that it follows a trace.
   router_hook after_router = nullptr;
   void* after_router_self = nullptr;
@@ -273,9 +280,16 @@ class cuda_backend {
       p.ids = expert_ids_, p.weights = expert_weights_, p.shared_weights = shared_weights_;
       p.workspace = router_workspace_;
     });
+    const bool last = place.layer + 1 == c.layers, guesses = looks_ahead() && !last;
+    if (guesses)
+      route_ahead<Experts>(place.layer + 1, sum, ahead);
+    else if (streams_ahead() && !last)
+      route_ahead<Experts>(place.layer + 1, sum, many_ahead());
     if (after_router != nullptr)
-      run("after router",
-          [&] { return after_router(after_router_self, place.layer, expert_ids_, rows_, options_); });
+      run("after router", [&] {
+        return after_router(after_router_self, place.layer, expert_ids_, guesses ? ahead.ids : nullptr, rows_,
+                            options_);
+      });
     if constexpr (families::separate_shared) {
       const auto& expert = op.shared.shared_expert;
       launch<typename families::shared::up>("shared expert gate|up", [&](auto& p) {
@@ -314,6 +328,41 @@ class cuda_backend {
   }
 
  private:
+  /// Whether the step fetches what the next layer is likely to ask for. The same for all of its layers.
+  [[nodiscard]] bool looks_ahead() const {
+    if constexpr (shapes::residency.valid())
+      return ahead_limit > 0 && side != nullptr && offload != nullptr &&
+             offload->looks_ahead(rows_, ahead_limit);
+    else
+      return false;
+  }
+  /// Whether a longer prefill step does.
+  [[nodiscard]] bool streams_ahead() const {
+    if constexpr (shapes::residency.valid())
+      return ahead_limit > 0 && side != nullptr && offload != nullptr &&
+             rows_ > nibble::moe::most_ahead_rows && placing() == nibble::moe::place_mode::streaming &&
+             offload->streams_ahead();
+    else
+      return false;
+  }
+  [[nodiscard]] router_ahead_rows many_ahead() const {
+    return rows_in_projected<Config::value>(qkv.data, rows_, ahead.workspace);
+  }
+  /// The router of `layer` on the residual stream as it is before the experts of the layer before.
+  template <class Experts>
+  void route_ahead(int layer, const device_rows& x, const router_ahead_rows& to) {
+    launch<typename families::router>("router ahead", [&](nibble::router_params& p) {
+      const router_ahead& router = routers[static_cast<std::size_t>(layer)];
+      p.rows = rows_;
+      p.hidden = x.data, p.ldh = x.columns;
+      p.norm = router.norm, p.eps = static_cast<float>(c.norm_eps);
+      p.weight = router.weight;
+      if constexpr (Experts::has_shared) p.gate = router.gate;
+      p.normed = to.normed, p.ldn = c.hidden_size;
+      p.ids = to.ids, p.weights = to.weights, p.shared_weights = to.shared_weights;
+      p.workspace = to.workspace;
+    });
+  }
   /// Makes the experts that `count` rows from `first` on have chosen resident.
   void bring_experts(layer_place place, const device_rows& sum, int first, int count) {
     if constexpr (shapes::residency.valid())
@@ -322,6 +371,15 @@ class cuda_backend {
         const place_mode mode = placing();
         const std::int32_t* ids = ids_from(first);
         const auto share = host_share(sum, first);
+        if (looks_ahead())
+          return offload->bring_ahead(
+              place.layer, ids, count, mode, {ahead.ids, ahead_limit, side}, options_,
+              []<class Family>(std::type_identity<Family>, const auto& p, const nibble::launch_options& how) {
+                return launcher::template launch<Family>(p, how);
+              },
+              &share);
+        if (streams_ahead())
+          return offload->bring_streaming(place.layer, ids, count, options_, side, many_ahead().ids);
         if (side != nullptr && mode == place_mode::streaming && offload->streams_layers(count))
           return offload->bring_streaming(place.layer, ids, count, options_, side);
         return offload->bring(

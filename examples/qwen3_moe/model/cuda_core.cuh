@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -147,10 +148,12 @@ class cuda_core {
     return nibble::status::success();
   }
   /// What graphs hold by value and resize could change: the pieces in which a decode step goes through its
-  /// experts. Slots are found through tables on the device, so their number is not among it.
+  /// experts, and whether it looks ahead. Slots are found through tables on the device, so their number is
+  /// not among it.
   [[nodiscard]] std::uint64_t signature() const {
     if (offload_ == nullptr) return 0;
-    return static_cast<std::uint64_t>(std::min(offload_->most_rows(), sizes_.sequences));
+    return static_cast<std::uint64_t>(std::min(offload_->most_rows(), sizes_.sequences)) |
+           static_cast<std::uint64_t>(offload_->rows_ahead(backend_.ahead_limit)) << 32;
   }
   void set_pages_in_use(std::uint64_t pages) { pages_in_use_ = pages; }
   [[nodiscard]] std::uint64_t pages_in_use() const { return pages_in_use_; }
@@ -205,6 +208,39 @@ class cuda_core {
     experts.slot_count = tables.slot_count;
     experts.slot_of = tables.slot_of;
     backend_.side = kept_->side();
+    look_ahead();
+  }
+  /// What steps that look ahead need, where that is asked for.
+  void look_ahead() {
+    static_assert(most_ahead == nibble::moe::most_ahead);
+    backend_.ahead_limit = std::clamp(source_.keeping.ahead, 0, most_ahead);
+    if (backend_.ahead_limit == 0) return;
+    constexpr auto rows = static_cast<std::size_t>(nibble::moe::most_ahead_rows);
+    constexpr auto top_k = static_cast<std::size_t>(c.experts_per_token);
+    const auto up = [](std::size_t bytes) { return (bytes + 255) / 256 * 256; };
+    const std::size_t normed = up(2 * rows * static_cast<std::size_t>(c.hidden_size)),
+                      ids = up(4 * rows * top_k), shared = up(4 * rows),
+                      workspace = nibble::router_workspace_bytes(router_shape_of(c));
+    ahead_ = nibble::device_memory(normed + 2 * ids + shared + workspace);
+    zero(ahead_.data(), ahead_.bytes());
+    std::byte* at = ahead_.data();
+    const auto take = [&at]<class T>(T*& pointer, std::size_t bytes) {
+      pointer = reinterpret_cast<T*>(at);
+      at += bytes;
+    };
+    take(backend_.ahead.normed, normed);
+    take(backend_.ahead.ids, ids);
+    take(backend_.ahead.weights, ids);
+    take(backend_.ahead.shared_weights, shared);
+    take(backend_.ahead.workspace, workspace);
+    for (int i = 0; i < c.layers; ++i)
+      lm_.model.layers.visit(i, [&](const auto& layer) {
+        auto& router = backend_.routers[static_cast<std::size_t>(i)];
+        router.weight = reinterpret_cast<const __nv_bfloat16*>(layer.mlp.router.segments[0].weight);
+        router.norm = layer.post_attention_layernorm.weight.data;
+        if constexpr (std::remove_cvref_t<decltype(layer.mlp)>::has_shared)
+          router.gate = reinterpret_cast<const __nv_bfloat16*>(layer.mlp.shared.gate.segments[0].weight);
+      });
   }
 
   void zero(std::byte* at, std::uint64_t bytes) {
@@ -303,7 +339,7 @@ class cuda_core {
   int max_positions_;
   cudaStream_t stream_;
   causal_lm<Config> lm_;
-  nibble::device_memory dense_, workspace_, states_;
+  nibble::device_memory dense_, workspace_, states_, ahead_;
   nibble::device_arena kv_pages_, expert_slots_;
   std::unique_ptr<kept_experts> kept_;
   std::unique_ptr<offload_type> offload_;

@@ -216,6 +216,7 @@ class cuda_runner final : public model_runner {
     // Counts begin at zero again when slots come or go and after a failure.
     if (now.hits < counted_.hits || now.misses < counted_.misses) counted_ = {};
     traffic_.hits += now.hits - counted_.hits, traffic_.misses += now.misses - counted_.misses;
+    traffic_.ahead += now.ahead - counted_.ahead, traffic_.ahead_used += now.ahead_used - counted_.ahead_used;
     counted_ = now;
     const std::string what = core().offload()->failure(now, flight.generation, stream());
     if (!what.empty()) throw nibble::error(what);

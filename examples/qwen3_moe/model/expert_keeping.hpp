@@ -17,6 +17,10 @@ enum class cpu_share : std::uint8_t {
   always,    ///< half of them, whatever it takes: for tests
 };
 
+/// Off until whole steps have been measured with it.
+inline constexpr int usual_ahead = 0;
+inline constexpr int most_ahead = 4;
+
 struct expert_keeping {
   std::filesystem::path
       checkpoint;  ///< its folder, what files are checked against; empty: there are no files
@@ -29,6 +33,9 @@ struct expert_keeping {
   /// With this, logits depend in their last bits on which experts happened to be missing: the CPU's share is
   /// summed in another order.
   cpu_share cpu = cpu_share::off;
+  /// Experts of the next layer that steps of few tokens may fetch while a layer computes, by what its router
+  /// would choose of the rows as they are: 0 … 4. Other than 0: prompts fetch all that it would choose.
+  int ahead = usual_ahead;
   /// For tests: called on a host thread before an expert that is not page-locked is read; what it throws
   /// fails the step.
   std::function<void(int number)> before_read;

@@ -44,8 +44,8 @@ struct load_options {
   int max_running = 8;     ///< sequences at once
   int step_tokens = 512;   ///< most tokens in one step
   /// The same on a GPU that does not hold all experts, if it is more: each step of a long prompt fetches
-  /// nearly all that are missing.
-  int fetching_step_tokens = 2048;
+  /// nearly all that are missing. Halved while it would take more than an eighth of the expert slots.
+  int fetching_step_tokens = 8192;
   bool fewer_may_run = true;     ///< on a GPU with little memory max_running may become smaller
   bool steps_may_shrink = true;  ///< and so may step_tokens
   int page_tokens = 16;

@@ -194,6 +194,19 @@ void add_expert_options(CLI::App& command, expert_keeping& experts) {
       ->type_name("WHEN")
       ->check(CLI::IsMember({"auto", "off"}).description(""))
       ->default_str("auto");
+  command
+      .add_option_function<std::string>(
+          "--expert-ahead",
+          [&experts](const std::string& count) {
+            experts.ahead = count == "auto" ? usual_ahead : count[0] - '0';
+          },
+          "Experts that a step of few tokens fetches for the next layer while one computes, by what its "
+          "router "
+          "would choose now: 0 to 4; unless it is 0, prompts fetch all of those. auto is " +
+              std::to_string(usual_ahead))
+      ->type_name("N")
+      ->check(CLI::IsMember({"auto", "0", "1", "2", "3", "4"}).description(""))
+      ->default_str("auto");
   add_size_option(command, "--lock-limit", experts.lock_limit_bytes,
                   "Host memory that may be page-locked for experts; those beyond come slower");
 }

@@ -13,11 +13,8 @@ namespace nibble::moe {
 template <fetch_policy P>
 inline constexpr auto fetch_kernel_of = &fetch_experts<P.warps, P.wide>;
 
-/// Copies what the list names. The list may come from the kernel just before; the slots must not be in use by
-/// anything that runs beside it. Costs a chained launch when the list is empty.
-template <fetch_policy P>
-status launch_fetch_with(const fetch_params& p, const launch_options& options) {
-  static constexpr const char* where = "nibble::moe::fetch_experts";
+/// What any fetch refuses.
+[[nodiscard]] inline status check_fetch(const fetch_params& p, const char* where) {
   const auto aligned = [](const void* a, std::uintptr_t to) {
     return a != nullptr && reinterpret_cast<std::uintptr_t>(a) % to == 0;
   };
@@ -27,6 +24,15 @@ status launch_fetch_with(const fetch_params& p, const launch_options& options) {
   if (p.slot_bytes == 0 || p.slot_bytes % 128 != 0 || p.first_byte % 128 != 0 || p.bytes == 0 ||
       p.bytes % 16 != 0 || p.first_byte > p.slot_bytes || p.bytes > p.slot_bytes - p.first_byte)
     return status::invalid(where, "the piece of a slot is not within it or not aligned");
+  return status::success();
+}
+
+/// Copies what the list names. The list may come from the kernel just before; the slots must not be in use by
+/// anything that runs beside it. Costs a chained launch when the list is empty.
+template <fetch_policy P>
+status launch_fetch_with(const fetch_params& p, const launch_options& options) {
+  static constexpr const char* where = "nibble::moe::fetch_experts";
+  if (const status s = check_fetch(p, where); !s.ok()) return s;
   return launch(fetch_kernel_of<P>, dim3(static_cast<unsigned>(P.blocks)), 32 * P.warps, 0, options, where,
                 p);
 }

@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "nibble/core/launch.cuh"
+#include "nibble/moe/fetch_beside.cuh"
 #include "nibble/moe/fetch_kernel.cuh"
 #include "nibble/moe/residency_types.hpp"
 
@@ -70,54 +71,6 @@ __global__ __launch_bounds__(Threads) void clear_fetch_stream(residency_view sta
   if (threadIdx.x == 0) *state.posted = 0;
   for (int i = static_cast<int>(threadIdx.x); i < layers; i += Threads) state.done[i] = 0;
 }
-
-namespace detail {
-
-/// A warp's copies through a ring in shared memory that fills without registers, so that the multiprocessor
-/// is left to the kernels beside. A lane reads back only what it asked for itself.
-template <int Stages>
-struct chunk_pipe {
-  static constexpr unsigned chunk_bytes = 2048, copies = chunk_bytes / 512;
-  struct storage {
-    alignas(16) std::uint8_t ring[Stages * chunk_bytes];
-    std::uint8_t* to[Stages];  ///< where a chunk goes; null: nowhere
-    unsigned bytes[Stages];
-  };
-
-  /// Asks for `bytes` (at most a chunk) and writes out the chunk asked for Stages - 1 calls before.
-  __device__ __forceinline__ void push(const std::uint8_t* from, std::uint8_t* to, unsigned bytes) {
-    const unsigned lane = threadIdx.x & 31u, stage = count % Stages, oldest = (count + 1) % Stages;
-    if (to != nullptr)
-#pragma unroll
-      for (unsigned i = 0; i < copies; ++i)
-        if (512 * i + 16 * lane < bytes)
-          device::copy_async(ring + stage * chunk_bytes + 512 * i + 16 * lane, from + 512 * i + 16 * lane,
-                             true);
-    device::commit_copies();
-    if (lane == 0) room->to[stage] = to, room->bytes[stage] = bytes;
-    device::wait_for_copies<Stages - 1>();
-    __syncwarp();
-    if (std::uint8_t* const out = room->to[oldest]; out != nullptr)
-#pragma unroll
-      for (unsigned i = 0; i < copies; ++i)
-        if (512 * i + 16 * lane < room->bytes[oldest])
-          *reinterpret_cast<uint4*>(out + 512 * i + 16 * lane) =
-              device::load_shared(ring + oldest * chunk_bytes + 512 * i + 16 * lane);
-    __syncwarp();
-    ++count;
-  }
-  /// Writes out all that was asked for.
-  __device__ __forceinline__ void drain() {
-#pragma unroll 1
-    for (int i = 0; i < Stages - 1; ++i) push(nullptr, nullptr, 0);
-  }
-
-  storage* room;
-  std::uint32_t ring;
-  unsigned count;
-};
-
-}  // namespace detail
 
 /// One warp a block.
 template <int Stages>

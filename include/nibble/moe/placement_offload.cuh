@@ -18,6 +18,7 @@
 
 #include "nibble/core/device_memory.cuh"
 #include "nibble/moe/expert_store.hpp"
+#include "nibble/moe/fetch_beside.cuh"
 #include "nibble/moe/fetch_launch.cuh"
 #include "nibble/moe/fetch_server.cuh"
 #include "nibble/moe/fetch_staged.cuh"
@@ -44,9 +45,9 @@ namespace nibble::moe {
 template <residency_shape Shape>
 class expert_offload {
  public:
-  /// Every kernel that bring() and add_host_share() may launch.
-  using kernels = table_of<residency_family<Shape>, fetch_family, staged_fetch_family, host_question_family,
-                           host_experts_family>;
+  /// Every kernel that bring(), bring_ahead() and add_host_share() may launch.
+  using kernels = table_of<residency_family<Shape>, fetch_family, beside_fetch_family, staged_fetch_family,
+                           host_question_family, host_experts_family>;
 
   /// Fills the slots with the worthiest experts; takes as long as the bytes over the link.
   /// \param slots memory of slot_count slots now, and at the same address of most_slots once it has grown
@@ -115,6 +116,59 @@ class expert_offload {
     return launch(std::type_identity<staged_fetch_family>{},
                   server_->params(f, store_.locked(), &p.state.counts->failed));
   }
+  /// What the next layer is likely to ask for.
+  struct look_ahead {
+    /// [rows][top_k], likeliest first, ready when the layer's own ids are. Not read for the last layer.
+    const std::int32_t* ids = nullptr;
+    int limit = 0;                ///< most guesses, looks_ahead(rows, limit)
+    cudaStream_t side = nullptr;  ///< idle before layer 0; joined again by the last layer
+  };
+  /// Whether bring_ahead() may be used: experts are page-locked and guesses find room.
+  [[nodiscard]] bool looks_ahead(int rows, int limit) const { return rows <= rows_ahead(limit); }
+  /// The most rows of a step for which that holds; 0: none.
+  [[nodiscard]] int rows_ahead(int limit) const {
+    if (server_ != nullptr || limit < 1 || limit > most_ahead) return 0;
+    int rows = most_ahead_rows;
+    while (rows > 0 && open_slots_ < slots_to_look_ahead(Shape, rows, limit)) --rows;
+    return rows;
+  }
+  /// bring() that has up to `ahead.limit` likely experts of the next layer come on a second stream while this
+  /// layer computes. For every layer in order, layer 0 first; may be captured. The link brings what is
+  /// demanded first, then guesses; the next layer's demand waits for them. Wrong guesses stay resident until
+  /// something better takes their slots, so what a layer computes with never depends on them.
+  /// \param launch launch(std::type_identity<Family>{}, params, launch_options) → status
+  template <class Launch>
+  [[nodiscard]] status bring_ahead(int layer, const std::int32_t* ids, int rows, place_mode mode,
+                                   const look_ahead& ahead, const launch_options& options, Launch&& launch,
+                                   const host_share* share = nullptr) const {
+    const bool guessed = layer > 0, guesses = layer + 1 < Shape.layers;
+    place_params p = placement(layer, ids, rows, mode);
+    const bool shared = share != nullptr && takes_share(rows, mode);
+    if (shared) p.fetch_of = split_.template as<std::int32_t>(), p.host_list = host_list();
+    // Guesses for this layer may still be coming: their slots are not to be filled by anything else.
+    if (guessed) p.guesses = p.state.ahead_list(Shape, layer), p.recent = p.guesses;
+    if (guesses) {
+      p.ahead_list = p.state.ahead_list(Shape, layer + 1), p.ahead_ids = ahead.ids;
+      p.ahead_assignments = rows * Shape.top_k, p.ahead_row = Shape.top_k, p.ahead_limit = ahead.limit;
+    }
+    if (const status s = launch(std::type_identity<residency_family<Shape>>{}, p, options); !s.ok()) return s;
+    if (shared)
+      if (const status s = launch(std::type_identity<host_question_family>{},
+                                  host_params(layer, ids, rows, *share), options);
+          !s.ok())
+        return s;
+    // A kernel behind two others is launched plainly: it cannot start early behind one of them.
+    const launch_options after{options.stream, launch_chain::plain}, beside{ahead.side, launch_chain::plain};
+    if (guessed)
+      if (const status s = wait(ahead.side, arrived_.get(), options.stream); !s.ok()) return s;
+    if (const status s =
+            launch(std::type_identity<fetch_family>{}, fetch(p.list, p.state), guessed ? after : options);
+        !s.ok())
+      return s;
+    if (!guesses) return status::success();
+    if (const status s = wait(options.stream, placed_.get(), ahead.side); !s.ok()) return s;
+    return launch(std::type_identity<beside_fetch_family>{}, fetch(p.ahead_list, p.state), beside);
+  }
   /// Adds the CPU's share to y, once the layer's other experts have written it. The arguments are those of
   /// bring().
   template <class Launch>
@@ -130,27 +184,29 @@ class expert_offload {
       return Family::launch(p, options);
     });
   }
-  /// bring() for a prefill step of so many tokens that nearly every expert is asked for (streams_layers):
-  /// while a layer computes, all of the next one that is missing comes on a second stream. Call it for every
-  /// layer in order, layer 0 first; not captured. Up to two layers' missing experts take the least valuable
-  /// slots. \param side a stream of the caller, idle before layer 0
+  /// bring() for a prefill step that asks for many experts: while a layer computes, those of the next one
+  /// that are missing come on a second stream. Call it for every layer in order, layer 0 first; not captured.
+  /// Up to two layers' missing experts take the least valuable slots, so there must be twice a layer's.
+  /// \param side a stream of the caller, idle before layer 0  \param next [rows][top_k], what the next layer
+  /// is likely to ask for; null: all of it, for steps of so many tokens that nearly every expert is asked for
+  /// (streams_layers)
   [[nodiscard]] status bring_streaming(int layer, const std::int32_t* ids, int rows,
-                                       const launch_options& options, cudaStream_t side) const {
+                                       const launch_options& options, cudaStream_t side,
+                                       const std::int32_t* next = nullptr) const {
     if (server_ != nullptr)
       return bring(layer, ids, rows, place_mode::streaming, options);  // one ring, one stream
     const bool guessed = layer > 0, guesses = layer + 1 < Shape.layers;
     const launch_options after{options.stream, launch_chain::plain}, beside{side, launch_chain::plain};
-    const auto wait = [](cudaStream_t from, cudaEvent_t event, cudaStream_t to) {
-      if (const cudaError_t e = cudaEventRecord(event, from); e != cudaSuccess)
-        return runtime_status(e, where, "an event could not be recorded");
-      return runtime_status(cudaStreamWaitEvent(to, event), where, "a stream could not wait");
-    };
     // The guesses for this layer have come, all of them.
     if (guessed)
       if (const status s = wait(side, arrived_.get(), options.stream); !s.ok()) return s;
     place_params p = placement(layer, ids, rows, place_mode::streaming);
     if (guessed) p.guesses = p.state.ahead_list(Shape, layer);
-    if (guesses) p.ahead_list = p.state.ahead_list(Shape, layer + 1), p.ahead_limit = Shape.experts;
+    if (guesses) {
+      p.ahead_list = p.state.ahead_list(Shape, layer + 1), p.ahead_ids = next;
+      p.ahead_assignments = rows * Shape.top_k, p.ahead_row = Shape.top_k;
+      p.ahead_limit = std::max(Shape.experts, most_guess_candidates + 1);
+    }
     if (const status s = residency_family<Shape>::launch(p, after); !s.ok()) return s;
     if (guesses) {
       if (const status s = wait(options.stream, placed_.get(), side); !s.ok()) return s;
@@ -158,8 +214,10 @@ class expert_offload {
     }
     return fetch_family::launch(fetch(p.list, p.state), guesses ? after : options);
   }
-  /// Whether a prefill step should use bring_streaming: 95 of 100 experts of a layer would be asked for by
-  /// uniform routing, and two layers fit beside each other.
+  /// Whether bring_streaming may be used for a prefill step with what the next layer is likely to ask for.
+  [[nodiscard]] bool streams_ahead() const { return server_ == nullptr && open_slots_ >= 2 * Shape.experts; }
+  /// Whether a prefill step should use bring_streaming without: 95 of 100 experts of a layer would be asked
+  /// for by uniform routing, and two layers fit beside each other.
   [[nodiscard]] bool streams_layers(int rows) const {
     return rows * Shape.top_k >= 3 * Shape.experts && open_slots_ >= 2 * Shape.experts;
   }
@@ -254,6 +312,12 @@ class expert_offload {
     ++generation_;
   }
 
+  /// What `to` gets from here on waits for all that `from` has.
+  [[nodiscard]] static status wait(cudaStream_t from, cudaEvent_t event, cudaStream_t to) {
+    if (const cudaError_t e = cudaEventRecord(event, from); e != cudaSuccess)
+      return runtime_status(e, where, "an event could not be recorded");
+    return runtime_status(cudaStreamWaitEvent(to, event), where, "a stream could not wait");
+  }
   [[nodiscard]] bool takes_share(int rows, place_mode mode) const {
     return host_ != nullptr && mode == place_mode::decode && rows <= most_host_rows;
   }

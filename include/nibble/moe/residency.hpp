@@ -252,11 +252,17 @@ class host_residency {
         ++*bad;
     return out;
   }
-  /// Ids worth a guess, likeliest first, each once.
+  /// Ids worth a guess, each once: likeliest first, or the lower ones first where many are taken.
   [[nodiscard]] std::vector<std::int32_t> candidates(const place_request& request) const {
     std::vector<std::int32_t> out;
     if (request.ahead_whole_layer) {
       for (std::int32_t id = 0; id < shape_.experts; ++id) out.push_back(id);
+      return out;
+    }
+    if (request.ahead_limit > most_guess_candidates) {
+      const std::vector<char> set = set_of(request.ahead_ids, false, nullptr);
+      for (std::int32_t id = 0; id < shape_.experts; ++id)
+        if (set[static_cast<std::size_t>(id)]) out.push_back(id);
       return out;
     }
     const auto row = static_cast<std::size_t>(request.ahead_row), rows = request.ahead_ids.size() / row;

@@ -186,6 +186,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   const residency_view& s = p.state;
   const int number = p.layer * experts + thread;
   const bool an_expert = thread < experts, ahead = p.ahead_list != nullptr;
+  const bool few_guesses = p.ahead_ids != nullptr && p.ahead_limit <= most_guess_candidates;
 
   std::uint32_t key[Rounds], worth = worth_never, now = 0;
   float scales[3] = {};
@@ -343,7 +344,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   // The guesses, in order: rank and expert of mine, and how many there are.
   int guesses = 0, guess_rank = -1, guess_id = thread;
   if (ahead) {
-    if (p.ahead_ids == nullptr) {
+    if (!few_guesses) {
       guesses = static_cast<int>(__reduce_add_sync(0xFFFF'FFFFu, lane < warps ? likely_in[lane] : 0u));
       if (next_missing) {
         guess_rank = __popc(next_lanes & detail::lanes_below());

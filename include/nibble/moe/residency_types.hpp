@@ -193,6 +193,18 @@ struct residency_policy {
 /// More misses of one layer than this are all fetched.
 inline constexpr int most_split_misses = 32;
 
+/// Slots with which a decode step of `rows` rows may look ahead: what a layer and the next one ask for,
+/// guesses that are coming and new ones have room beside each other, so that guesses never take what is
+/// demanded.
+[[nodiscard]] constexpr int slots_to_look_ahead(const residency_shape& s, int rows, int limit) {
+  const int asked = rows * s.top_k < s.experts ? rows * s.top_k : s.experts;
+  return 2 * asked + 2 * limit;
+}
+/// Most rows of a step that looks ahead; more miss so much that little is won.
+inline constexpr int most_ahead_rows = 16;
+/// Most guesses that may be asked for at once.
+inline constexpr int most_ahead = 4;
+
 /// Guesses are taken from the first so many ids, likeliest of all rows first.
 inline constexpr int most_guess_candidates = 32;
 
@@ -215,14 +227,16 @@ struct place_params {
   const std::int32_t* ahead_ids = nullptr;  ///< [ahead_assignments], as `ids`; null: the whole layer
   int ahead_assignments = 0;
   int ahead_row = 1;    ///< ids of a row: top_k
-  int ahead_limit = 0;  ///< most guesses; at most most_guess_candidates unless ahead_ids is null
+  int ahead_limit = 0;  ///< most guesses; more than most_guess_candidates: any, the lower ids first
 
   /// The ahead_list of the layer before, whose guesses were for this one; null: there were none.
   std::int32_t* guesses = nullptr;
   /// The bytes of guesses may not have come. Those that are not asked for now give up their slots, which stay
   /// out of use for this and the next placement; those that are get their bits in words[1] of the list.
   bool drop_guesses = false;
-  const std::int32_t* recent = nullptr;  ///< the list before `guesses`, where guesses are dropped; or null
+  /// A list whose slots are not refilled by this placement, because their bytes may still be coming: the list
+  /// before `guesses` where guesses are dropped, `guesses` itself where they are not. Null: none.
+  const std::int32_t* recent = nullptr;
 
   /// Misses left to the CPU: of k ≤ most_split_misses misses the fetch_of[k] of most worth are fetched, ties
   /// to the lower id, and the ids of the others listed: host_list[0] is their number, they follow from word 4

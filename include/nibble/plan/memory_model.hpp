@@ -73,7 +73,8 @@ struct plan_request {
   int preferred_running = 4;
   int preferred_step_tokens = 1024;
   /// Preferred instead where not all experts fit, if it is more: every step of a long prompt brings nearly
-  /// all that are missing, so few large steps bring less than many small ones. 0: no other preference.
+  /// all that are missing, so few large steps bring less than many small ones. Halved while it takes more
+  /// than an eighth of the expert slots. 0: no other preference.
   int preferred_step_tokens_fetching = 0;
   int least_step_tokens = 64;
   int state_snapshots = 0;  ///< states kept beside the running ones, by a prefix cache

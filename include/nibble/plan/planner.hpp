@@ -461,15 +461,19 @@ class planner {
                                              const plan_request& request) {
   memory_plan plan = detail::planner(machine, model, request).plan();
   if (!detail::planner::wants_larger_steps(plan, request)) return plan;
-  // The same wishes with larger steps. Where nothing is left for two layers beside them, the first plan is.
+  // The same wishes with larger steps, as long as few slots go for them: slots are what decode lives on.
   plan_request larger = request;
-  larger.preferred_step_tokens = request.preferred_step_tokens_fetching;
   larger.preferred_step_tokens_fetching = 0;
-  memory_plan with = detail::planner(machine, model, larger).plan();
-  return with.residency == expert_residency::two_layers && with.limits.running >= plan.limits.running &&
-                 with.limits.context_tokens >= plan.limits.context_tokens
-             ? with
-             : plan;
+  for (int tokens = request.preferred_step_tokens_fetching; tokens > request.preferred_step_tokens;
+       tokens /= 2) {
+    larger.preferred_step_tokens = tokens;
+    memory_plan with = detail::planner(machine, model, larger).plan();
+    if (with.residency == expert_residency::two_layers && with.limits.running >= plan.limits.running &&
+        with.limits.context_tokens >= plan.limits.context_tokens &&
+        with.expert_slots >= plan.expert_slots - plan.expert_slots / 8)
+      return with;
+  }
+  return plan;
 }
 
 /// A new split of expert slots and KV pages for an engine that runs. Sequences, step and reserve stay as

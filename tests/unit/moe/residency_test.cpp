@@ -204,6 +204,86 @@ TEST_CASE("guesses are few, likeliest first, and spare the layer that computes",
   REQUIRE(tight.counts().good());
 }
 
+TEST_CASE("guesses that are still coming keep their slots, right or wrong, and stay afterwards",
+          "[residency]") {
+  const residency_shape shape{3, 16, 4};
+  constexpr int limit = 1;
+  host_residency r(shape, slots_to_look_ahead(shape, 1, limit));
+  const std::vector<std::int32_t> likely{9, 8, 7, 6};
+  decode first(0, {0, 1, 2, 3});
+  first.ahead = true, first.ahead_ids = likely, first.ahead_row = 4, first.ahead_limit = limit;
+  const auto placed = r.place(first);
+  REQUIRE(placed.ahead.size() == 1);
+  REQUIRE(placed.ahead[0].number == 16 + 9);
+  // The guess was wrong; it has the least key of all that is resident, and still nothing takes its slot.
+  decode second(1, {4, 5, 6, 7});
+  second.guesses = second.recent = placed.ahead;
+  const std::vector<std::int32_t> next{1, 2, 3, 4};
+  second.ahead = true, second.ahead_ids = next, second.ahead_row = 4, second.ahead_limit = limit;
+  const auto then = r.place(second);
+  REQUIRE(then.came_true == 0);
+  REQUIRE(then.demand.size() == 4);
+  REQUIRE(then.ahead.size() == 1);
+  for (const auto& list : {then.demand, then.ahead})
+    for (const auto& e : list) REQUIRE(e.slot != placed.ahead[0].slot);
+  REQUIRE(r.slot_of()[16 + 9] == placed.ahead[0].slot);
+  // It has come by now, so the next placement may take it.
+  decode third(2, {1, 8, 9, 10});
+  third.guesses = third.recent = then.ahead;
+  const auto last = r.place(third);
+  REQUIRE(last.came_true == 1);
+  REQUIRE(last.demand.size() == 3);
+  REQUIRE(r.slot_of()[16 + 9] == -1);
+  REQUIRE(r.counts().ahead == 2);
+  REQUIRE(r.counts().ahead_used == 1);
+  REQUIRE(r.counts().good());
+  REQUIRE(consistent(r));
+}
+
+TEST_CASE("with room to look ahead, guesses never take what is demanded", "[residency]") {
+  const residency_shape shape{6, 24, 4};
+  for (const int rows : {1, 2, 5})
+    for (const int limit : {1, 4}) {
+      const int slots = slots_to_look_ahead(shape, rows, limit);
+      REQUIRE(rows <= largest_placed_rows(shape, slots));
+      host_residency r(shape, slots);
+      nibble::test::trace trace(shape.layers, shape.experts, shape.top_k, 0.0, 3),
+          other(shape.layers, shape.experts, shape.top_k, 0.0, 4);
+      const auto draw = [&](auto& from, int layer) {
+        std::vector<std::int32_t> ids;
+        for (int row = 0; row < rows; ++row)
+          for (const std::int32_t id : from.next(layer)) ids.push_back(id);
+        return ids;
+      };
+      for (int step = 0; step < 200; ++step) {
+        std::vector<fetch_entry> coming;
+        std::vector<std::int32_t> ids = draw(trace, 0);
+        for (int layer = 0; layer < shape.layers; ++layer) {
+          const bool guesses = layer + 1 < shape.layers;
+          const std::vector<std::int32_t> next = guesses ? draw(trace, layer + 1) : ids;
+          const std::vector<std::int32_t> likely = guesses && step % 2 == 0 ? next : draw(other, layer);
+          decode q(layer, ids);
+          q.new_step = layer == 0;
+          q.guesses = q.recent = coming;
+          q.ahead = guesses, q.ahead_ids = likely, q.ahead_row = shape.top_k, q.ahead_limit = limit;
+          const auto placed = r.place(q);
+          REQUIRE(r.counts().good());
+          for (const std::int32_t id : ids)
+            REQUIRE(r.slot_of()[static_cast<std::size_t>(layer * shape.experts + id)] >= 0);
+          // What is coming is written by nobody else, and is there when it is asked for.
+          for (const auto& c : coming) {
+            for (const auto& e : placed.demand) REQUIRE(e.slot != c.slot);
+            for (const auto& e : placed.ahead) REQUIRE(e.slot != c.slot);
+          }
+          coming = placed.ahead, ids = next;
+        }
+      }
+      REQUIRE(r.counts().ahead_used > 0);
+      REQUIRE(r.counts().ahead > r.counts().ahead_used);
+      REQUIRE(consistent(r));
+    }
+}
+
 TEST_CASE("worth survives the clock's limit", "[residency]") {
   const residency_shape shape{1, 16, 2};
   host_residency r(shape, 4), same(shape, 4);

@@ -131,7 +131,8 @@ TEST_CASE("plan on paper: a 12 GiB card, from config.json, with neither GPU nor 
   CHECK(paper.plan.expert_slots > 3000);
   CHECK(paper.plan.expert_slots < 5000);
   CHECK(paper.plan.limits.context_tokens == 32768);
-  CHECK(paper.plan.limits.step_tokens == 2048);  // experts are fetched
+  CHECK(paper.plan.limits.step_tokens == 8192);                               // experts are fetched
+  CHECK(plan_on_paper(large, 10 * gib, {}).plan.limits.step_tokens == 4096);  // and slots are few
   CHECK(plan_on_paper(large, 32 * gib, {}).plan.limits.step_tokens == 512);
   const std::string text = paper.text();
   for (const char* part : {"context", "kernels", "weights", "workspace", "graphs", "recurrent states",

@@ -73,8 +73,18 @@ TEST_CASE("plan: steps are larger where experts must be fetched and there is roo
   r.preferred_step_tokens = 512;
   r.preferred_step_tokens_fetching = 4096;
   CHECK(plan_memory(card(24 * gib), large_moe(), r).limits.step_tokens == 512);  // all are resident
+  // Twice the tokens while they take no more than an eighth of the slots.
+  const auto slots_with = [](int tokens) {
+    plan_request only;
+    only.preferred_step_tokens = tokens;
+    return plan_memory(card(12 * gib), large_moe(), only).expert_slots;
+  };
+  const auto least = slots_with(512) - slots_with(512) / 8;
   const auto fetching = plan_memory(card(12 * gib), large_moe(), r);
-  CHECK(fetching.limits.step_tokens == 4096);
+  CHECK(fetching.limits.step_tokens == 2048);
+  CHECK(fetching.expert_slots == slots_with(2048));
+  CHECK(slots_with(2048) >= least);
+  CHECK(slots_with(4096) < least);
   CHECK(fetching.residency == expert_residency::two_layers);
   CHECK(fetching.lines.planned_total() <= 12 * gib);
   r.step_tokens = 512;
