@@ -4,6 +4,10 @@
 include(nibble_architectures)
 
 set(NIBBLE_HAVE_CUDA OFF)
+string(TOLOWER "${NIBBLE_CUDA}" NIBBLE_CUDA)  # as CMake's own switches may be spelt
+if(NOT NIBBLE_CUDA MATCHES "^(auto|on|off)$")
+  message(FATAL_ERROR "nibble: NIBBLE_CUDA is ${NIBBLE_CUDA}; it is auto, on or off")
+endif()
 if(NOT NIBBLE_CUDA STREQUAL "off")
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     find_program(NIBBLE_NVCC nvcc PATHS /usr/local/cuda/bin /opt/cuda/bin ENV CUDA_HOME PATH_SUFFIXES bin)
