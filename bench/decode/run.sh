@@ -18,11 +18,11 @@ for program in "$programs"/bench_steps_*; do
 done
 "$programs"/bench_steps_qwen3_6_35b_a3b_bf16 --offload-gib 8,12,16 --first-token 1,64,8192 --ahead 1 --facts "$facts" >>"$rows"
 "$programs"/bench_steps_qwen3_6_35b_a3b_bf16 --offload-gib 8,12,16 --cpu --facts "$facts" >>"$rows"
+python3 "$(dirname "$0")/split_rows.py" "$rows" "$results"
+python3 "$(dirname "$0")/plot.py" "$results/decode.json" "$results/decode.svg"
 {
   for program in "$programs"/bench_startup_*; do
     "$program" --facts "$facts"
     "$program" --left-mib 700 --facts "$facts"
   done
 } | sed -e '1 s/^/[\n/' -e '$ s/,$/\n]/' >"$results/startup.json"
-python3 "$(dirname "$0")/split_rows.py" "$rows" "$results"
-python3 "$(dirname "$0")/plot.py" "$results/decode.json" "$results/decode.svg"

@@ -10,8 +10,7 @@ def main(rows_path, folder):
     for line in pathlib.Path(rows_path).read_text().splitlines():
         row = json.loads(line)
         bench = row.pop("bench")
-        if bench != "startup":  # bench_startup measures starts
-            files.setdefault(bench, []).append(row)
+        files.setdefault(bench, []).append(row)
     for name, rows in files.items():
         path = pathlib.Path(folder) / f"{name}.json"
         if name == "offload" and path.exists():  # other suites of this file are bench_offload's

@@ -74,13 +74,11 @@ status prepare(Kernel kernel, int threads, std::size_t shared_bytes, const char*
         e != cudaSuccess)
       return status::cuda(static_cast<int>(e), where,
                           "the device has less shared memory than the kernel needs");
+    if (const auto e = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                            cudaSharedmemCarveoutMaxShared);
+        e != cudaSuccess)
+      return status::cuda(static_cast<int>(e), where, "the shared-memory carve-out was refused");
   }
-  // One division between L1 and shared memory for all kernels: a multiprocessor changes it only when it is
-  // empty, so a kernel that prefers another one could not start beside the end of the one before.
-  if (const auto e = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                          cudaSharedmemCarveoutMaxShared);
-      e != cudaSuccess)
-    return status::cuda(static_cast<int>(e), where, "the shared-memory carve-out was refused");
   if (info != nullptr)
     *info = {where,
              attributes.numRegs,
