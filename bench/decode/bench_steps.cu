@@ -343,8 +343,6 @@ int run(int argc, char** argv) {
   };
   bench::random_model<config> weights(7);
   runner r(nibble::startup::start<core>(std::move(options), weights.source(), most_context));
-  std::printf("{\"bench\":\"startup\",\"model\":\"%s\",\"start\":%s%s}\n", std::string(config::name).c_str(),
-              r.engine().context().json().c_str(), a.facts.c_str());
   benchmark b(r, a);
   for (const int context : a.contexts)
     for (const int batch : a.batches) b.decode(batch, context);

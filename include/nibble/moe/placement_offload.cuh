@@ -102,15 +102,8 @@ class expert_offload {
   template <class Launch>
   [[nodiscard]] status bring(int layer, const std::int32_t* ids, int rows, place_mode mode, Launch&& launch,
                              const host_share* share = nullptr) const {
-    place_params p = placement(layer, ids, rows, mode);
-    const bool shared = share != nullptr && takes_share(rows, mode);
-    if (shared) p.fetch_of = split_.template as<std::int32_t>(), p.host_list = host_list();
-    if (const status s = launch(std::type_identity<residency_family<Shape>>{}, p); !s.ok()) return s;
-    if (shared)
-      if (const status s =
-              launch(std::type_identity<host_question_family>{}, host_params(layer, ids, rows, *share));
-          !s.ok())
-        return s;
+    const place_params p = placement(layer, ids, rows, mode);
+    if (const status s = place(p, rows, share, launch); !s.ok()) return s;
     const fetch_params f = fetch(p.list, p.state);
     if (server_ == nullptr) return launch(std::type_identity<fetch_family>{}, f);
     return launch(std::type_identity<staged_fetch_family>{},
@@ -143,20 +136,16 @@ class expert_offload {
                                    const host_share* share = nullptr) const {
     const bool guessed = layer > 0, guesses = layer + 1 < Shape.layers;
     place_params p = placement(layer, ids, rows, mode);
-    const bool shared = share != nullptr && takes_share(rows, mode);
-    if (shared) p.fetch_of = split_.template as<std::int32_t>(), p.host_list = host_list();
     // Guesses for this layer may still be coming: their slots are not to be filled by anything else.
     if (guessed) p.guesses = p.state.ahead_list(Shape, layer), p.recent = p.guesses;
     if (guesses) {
       p.ahead_list = p.state.ahead_list(Shape, layer + 1), p.ahead_ids = ahead.ids;
       p.ahead_assignments = rows * Shape.top_k, p.ahead_row = Shape.top_k, p.ahead_limit = ahead.limit;
     }
-    if (const status s = launch(std::type_identity<residency_family<Shape>>{}, p, options); !s.ok()) return s;
-    if (shared)
-      if (const status s = launch(std::type_identity<host_question_family>{},
-                                  host_params(layer, ids, rows, *share), options);
-          !s.ok())
-        return s;
+    const auto chained = [&]<class Family>(std::type_identity<Family> family, const auto& params) {
+      return launch(family, params, options);
+    };
+    if (const status s = place(p, rows, share, chained); !s.ok()) return s;
     // A kernel behind two others is launched plainly: it cannot start early behind one of them.
     const launch_options after{options.stream, launch_chain::plain}, beside{ahead.side, launch_chain::plain};
     if (guessed)
@@ -320,6 +309,15 @@ class expert_offload {
   }
   [[nodiscard]] bool takes_share(int rows, place_mode mode) const {
     return host_ != nullptr && mode == place_mode::decode && rows <= most_host_rows;
+  }
+  /// The placement and, where the CPU takes a share, the question to it.
+  template <class Launch>
+  [[nodiscard]] status place(place_params p, int rows, const host_share* share, Launch&& launch) const {
+    const bool shared = share != nullptr && takes_share(rows, p.mode);
+    if (shared) p.fetch_of = split_.template as<std::int32_t>(), p.host_list = host_list();
+    const status s = launch(std::type_identity<residency_family<Shape>>{}, p);
+    if (!s.ok() || !shared) return s;
+    return launch(std::type_identity<host_question_family>{}, host_params(p.layer, p.ids, rows, *share));
   }
   [[nodiscard]] std::int32_t* host_list() const {
     return split_.template as<std::int32_t>() + (most_split_misses + 1 + 63) / 64 * 64;
