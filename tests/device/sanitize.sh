@@ -7,8 +7,7 @@
 # something, 2 when a run could not be finished, 0 when all are clean.
 #
 # Left out, and why: groups that fill the device's memory or count it (the tool keeps its own there), that fault on
-# purpose, that use CUPTI (the tool does too), 10,000 steps, kernels on two streams that wait for one another (the
-# tool runs one at a time), and the heads of full-size models.
+# purpose, that use CUPTI (the tool does too), 10,000 steps, and the heads of full-size models.
 set -u
 folder=${1:?the folder with the device_* programs}
 budget=${2:-540}
@@ -52,7 +51,9 @@ sampling               small     mri
 residency              small     mri
 residency              real      m.i
 fetch                  direct    mri
+fetch                  beside    mri
 fetch                  host      m..
+fetch                  chain     m.i
 arena                  arena     m..
 graph                  graph     mri
 startup                start     m..
