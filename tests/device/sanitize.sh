@@ -62,6 +62,7 @@ trained_model          mixed     mri
 trained_model          nvfp4     m..
 trained_model          ct        m..
 trained_offload        slots     mri
+trained_offload        resize    m..
 soak                   5         m..
 full_width             full_width mri
 '
