@@ -14,35 +14,13 @@
 #include <type_traits>
 
 #include "model/cuda_families.cuh"
+#include "model/device_rows.cuh"
 #include "model/device_workspace.hpp"
 #include "model/forward.hpp"
 #include "model/router_ahead.cuh"
 #include "nibble/graph/op_scope.hpp"
 
 namespace qwen3_moe {
-
-/// A matrix of bf16 activations, rows dense.
-struct device_rows {
-  __nv_bfloat16* data = nullptr;
-  int rows = 0;
-  int columns = 0;
-};
-/// Rows that stand for their RMSNorm. `weight`: the norm is still to be taken, by the kernel that reads them;
-/// null: it has been.
-struct normed_rows {
-  const __nv_bfloat16* data = nullptr;
-  int rows = 0;
-  int columns = 0;
-  const float* weight = nullptr;
-};
-/// Those rows of the residual stream whose logits are wanted; nothing is copied, the norm gathers them.
-struct selected_rows {
-  int rows = 0;
-};
-struct device_logits {
-  float* data = nullptr;
-  int rows = 0;
-};
 
 /// Where a layer's experts are.
 struct device_experts {
@@ -143,6 +121,9 @@ class cuda_backend {
     hidden.rows = qkv.rows = qkvz.rows = mixed.rows = rows;
     want_all_rows();
     status_ = {};
+    // Experts then come beside the whole step.
+    options_.left_multiprocessors =
+        streams_ahead() || streams_layers(rows_) ? nibble::moe::beside_fetch_family::multiprocessors : 0;
   }
   /// Every row gets logits, in order; or `count` of the wanted ones from number `first` on.
   void want_all_rows() { set_wanted(nullptr, rows_); }
@@ -345,6 +326,14 @@ class cuda_backend {
     else
       return false;
   }
+  /// Whether `rows` of a prefill step bring all of the next layer while a layer computes.
+  [[nodiscard]] bool streams_layers(int rows) const {
+    if constexpr (shapes::residency.valid())
+      return side != nullptr && offload != nullptr && placing() == nibble::moe::place_mode::streaming &&
+             offload->streams_layers(rows);
+    else
+      return false;
+  }
   [[nodiscard]] router_ahead_rows many_ahead() const {
     return rows_in_projected<Config::value>(qkv.data, rows_, ahead.workspace);
   }
@@ -380,8 +369,7 @@ class cuda_backend {
               &share);
         if (streams_ahead())
           return offload->bring_streaming(place.layer, ids, count, options_, side, many_ahead().ids);
-        if (side != nullptr && mode == place_mode::streaming && offload->streams_layers(count))
-          return offload->bring_streaming(place.layer, ids, count, options_, side);
+        if (streams_layers(count)) return offload->bring_streaming(place.layer, ids, count, options_, side);
         return offload->bring(
             place.layer, ids, count, mode,
             [this]<class Family>(std::type_identity<Family>, const auto& p) {

@@ -17,8 +17,8 @@ enum class cpu_share : std::uint8_t {
   always,    ///< half of them, whatever it takes: for tests
 };
 
-/// Off until whole steps have been measured with it.
-inline constexpr int usual_ahead = 0;
+/// What measured best: more keep the link from what is demanded.
+inline constexpr int usual_ahead = 1;
 inline constexpr int most_ahead = 4;
 
 struct expert_keeping {

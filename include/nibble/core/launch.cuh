@@ -26,6 +26,8 @@ enum class launch_chain : unsigned char {
 struct launch_options {
   cudaStream_t stream = nullptr;  ///< must be a created stream: the default stream is refused
   launch_chain chain = chain_of(default_device);
+  /// What grids of one persistent block a multiprocessor leave to a kernel that runs beside them.
+  int left_multiprocessors = 0;
 };
 
 /// What a loaded kernel takes.

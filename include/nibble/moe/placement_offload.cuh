@@ -199,7 +199,8 @@ class expert_offload {
     if (const status s = residency_family<Shape>::launch(p, after); !s.ok()) return s;
     if (guesses) {
       if (const status s = wait(options.stream, placed_.get(), side); !s.ok()) return s;
-      if (const status s = fetch_family::launch(fetch(p.ahead_list, p.state), beside); !s.ok()) return s;
+      if (const status s = beside_fetch_family::launch(fetch(p.ahead_list, p.state), beside); !s.ok())
+        return s;
     }
     return fetch_family::launch(fetch(p.list, p.state), guesses ? after : options);
   }
