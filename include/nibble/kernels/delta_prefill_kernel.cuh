@@ -3,9 +3,11 @@
 /// Prefill of the delta rule: the gates, the convolution, the recurrence token by token, the gated norm.
 ///
 /// The recurrence does a token's steps in decode's order with the state in registers, so the results are the
-/// same bits however a prompt is cut. Rows of the workspace count from the launch's first row.
+/// same bits however what goes token by token is cut. Rows of the workspace count from the launch's first
+/// row.
 #pragma once
 
+#include "nibble/kernels/delta_chunk_ops.cuh"
 #include "nibble/kernels/delta_params.cuh"
 #include "nibble/kernels/delta_step.cuh"
 #include "nibble/kernels/rows_product.cuh"
@@ -18,11 +20,15 @@ inline constexpr int delta_run = 32;
 /// Where the parts of a prefill's workspace lie, in floats.
 template <int Channels, int ValueHeads>
 struct delta_workspace {
-  float* rows;    ///< [rows][Channels]: q̂ | k̂ | v, o in place of v
+  float* rows;    ///< [rows][Channels]: q̂ | k̂ | v, o in place of v; see delta_records_at
   float2* gates;  ///< [rows][ValueHeads]: decay, β
   __device__ __forceinline__ explicit delta_workspace(const delta_rule_params& p)
       : rows(reinterpret_cast<float*>(p.workspace)),
         gates(reinterpret_cast<float2*>(rows + static_cast<std::size_t>(p.rows) * Channels)) {}
+  /// [rows / delta_chunk][ValueHeads] records of chunks, each at its first row / delta_chunk.
+  __device__ __forceinline__ static std::byte* records(const delta_rule_params& p) {
+    return p.workspace + delta_records_at(Channels, ValueHeads, p.rows);
+  }
 };
 
 /// decay and β of 64 rows a block, from x and the b|a matrix.
@@ -53,11 +59,12 @@ __global__ __launch_bounds__(256, 1) void delta_gates_kernel(const __grid_consta
 namespace device {
 
 /// One warp: a run of one head's Dim channels, Dim / 32 neighbouring ones a lane. The first run of a sequence
-/// begins with the window and leaves the new one in it.
+/// begins with the window and leaves the new one in it. Normalised rows of chunks are stored as pairs of f16,
+/// times pair_factor.
 template <int Dim, bool Normalised>
 __device__ __forceinline__ void convolve_run(const delta_rule_params& p, const row_tile& tile, int channels,
                                              int channel, __nv_bfloat16* window, int position, float scale,
-                                             float* work, int base) {
+                                             float pair_factor, float* work, int base) {
   constexpr int each = Dim / 32;
   const int at = channel + each * (threadIdx.x & 31);
   const auto load = [](float(&to)[each], const __nv_bfloat16* from) {
@@ -72,6 +79,11 @@ __device__ __forceinline__ void convolve_run(const delta_rule_params& p, const r
     }
   };
   const auto row = [&](int r) { return p.qkvz + static_cast<std::size_t>(r) * p.ldqkvz + at; };
+  int chunks_from = 0, chunks_rows = 0;  // of the tile's rows
+  if constexpr (Normalised) {
+    const delta_chunks c = delta_chunks_of(position, tile.end - tile.begin);
+    chunks_from = c.first - (tile.first_row - tile.begin), chunks_rows = c.count * delta_chunk;
+  }
   float4 weight[each];
 #pragma unroll
   for (int i = 0; i < each; ++i) weight[i] = load_float4(p.conv + 4 * (at + i));
@@ -116,7 +128,24 @@ __device__ __forceinline__ void convolve_run(const delta_rule_params& p, const r
       for (int i = 0; i < each; ++i) y[i] = __fmul_rn(y[i], factor);
     }
     float* to = work + static_cast<std::size_t>(tile.first_row + r - base) * channels + at;
-    if constexpr (each % 4 == 0) {
+    if (Normalised && static_cast<unsigned>(r - chunks_from) < static_cast<unsigned>(chunks_rows)) {
+      if constexpr (Normalised) {
+        auto* pair = reinterpret_cast<std::uint32_t*>(to) - each / 2 * (threadIdx.x & 31);
+        std::uint32_t first[each / 2], left[each / 2];
+#pragma unroll
+        for (int i = 0; i < each; i += 2) {
+          const split_pair v = split(__fmul_rn(y[i], pair_factor), __fmul_rn(y[i + 1], pair_factor));
+          first[i / 2] = v.first, left[i / 2] = v.rest;
+        }
+        if constexpr (each == 4) {
+          *reinterpret_cast<uint2*>(pair) = make_uint2(first[0], first[1]);
+          *reinterpret_cast<uint2*>(pair + Dim / 2) = make_uint2(left[0], left[1]);
+        } else {
+          pair[0] = first[0];
+          pair[Dim / 2] = left[0];
+        }
+      }
+    } else if constexpr (each % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < each; i += 4)
         *reinterpret_cast<float4*>(to + i) = make_float4(y[i], y[i + 1], y[i + 2], y[i + 3]);
@@ -152,10 +181,11 @@ __global__ __launch_bounds__(256, 2) void delta_conv_kernel(const __grid_constan
   auto* const work = delta_workspace<channels, ValueHeads>(p).rows;
   if (head < 2 * KeyHeads)
     convolve_run<KeyDim, true>(p, tile, channels, head * KeyDim, window, position,
-                               head < KeyHeads ? query_scale<KeyDim> : 1.0f, work, base);
+                               head < KeyHeads ? query_scale<KeyDim> : 1.0f,
+                               head < KeyHeads ? delta_query_factor : 1.0f, work, base);
   else
     convolve_run<ValueDim, false>(p, tile, channels, 2 * KeyHeads * KeyDim + (head - 2 * KeyHeads) * ValueDim,
-                                  window, position, 1.0f, work, base);
+                                  window, position, 1.0f, 1.0f, work, base);
 }
 
 /// Sizes of the recurrence: tokens come through shared memory in stages.
@@ -167,10 +197,11 @@ struct delta_stream {
   static constexpr int shared_bytes = stages * stage_bytes;
 };
 
-/// A block per (32 columns, value head, sequence).
+/// A block per (32 columns, value head, sequence). \param behind false: what is before a piece's chunks, all
+/// of it where it has none; true: what is behind them
 template <int KeyHeads, int ValueHeads, int KeyDim, int ValueDim>
 __global__ __launch_bounds__(device::delta_threads) void delta_recurrence_kernel(
-    const __grid_constant__ delta_rule_params p) {
+    const __grid_constant__ delta_rule_params p, bool behind) {
   using namespace device;
   constexpr delta_shape shape{256, KeyHeads, ValueHeads, KeyDim, ValueDim, 4};
   constexpr int channels = shape.channels(), splits = shape.splits();
@@ -178,16 +209,25 @@ __global__ __launch_bounds__(device::delta_threads) void delta_recurrence_kernel
   extern __shared__ __align__(128) std::uint8_t shared[];
   const int t = threadIdx.x, split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
   const int key_head = head / (ValueHeads / KeyHeads);
-  const int base = load_int(p.step.first_row), begin = load_int(p.step.first_row + sequence) - base;
-  const int count = load_int(p.step.first_row + sequence + 1) - base - begin;
+  const int base = load_int(p.step.first_row);
+  int begin = load_int(p.step.first_row + sequence) - base;
+  int count = load_int(p.step.first_row + sequence + 1) - base - begin;
   const int position = load_int(p.step.position + sequence), slot = load_int(p.step.slot + sequence);
+  const delta_chunks chunks = delta_chunks_of(position, count);
+  if (behind) {
+    const int skipped = chunks.count > 0 ? chunks.first + chunks.count * delta_chunk : count;
+    begin += skipped, count -= skipped;
+  } else if (chunks.count > 0) {
+    count = chunks.first;
+  }
   const bool idle = position < 0 || count <= 0;
   float* const state = reinterpret_cast<float*>(p.pool.slot(idle ? 0 : slot)) +
                        static_cast<std::size_t>(head * splits + split) * (KeyDim * delta_columns);
   delta_fragment<KeyDim> s;
-  if (!idle) s.load(state, t);
+  if (!idle && !behind) s.load(state, t);
   wait_for_previous_grid();
   if (idle) return;
+  if (behind) s.load(state, t);
   const delta_workspace<channels, ValueHeads> work(p);
   float* const rows = work.rows + static_cast<std::size_t>(begin) * channels;
   const float2* const gates = work.gates + static_cast<std::size_t>(begin) * ValueHeads + head;
