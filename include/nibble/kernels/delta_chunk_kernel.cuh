@@ -23,7 +23,7 @@ namespace nibble {
 /// one, in which k̂ takes the place of q̂: slow.
 template <int KeyDim, int SharedBytes>
 struct delta_chunk_plan {
-  static constexpr int threads = 128;
+  static constexpr int threads = 160;  ///< two pairs of warps that compute, and one warp that fetches
   static constexpr int pairs_bytes = 2 * device::chunk_rows<KeyDim>::bytes;
   static constexpr int ldv = delta_columns + 4;  ///< floats from token to token: no two of a load in a bank
   static constexpr int rest_bytes = delta_chunk_record::bytes + 4 * delta_chunk * ldv;
@@ -224,9 +224,8 @@ struct chunk_step {
           stage + plan::record_at + record::matrix_bytes + 16 * lane + half * record::at(1, 0);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        constexpr float one[2] = {1.0f, 1.0f};
         std::uint32_t first[4], rest[4];
-        split_operand(first, rest, delta[2 * k], delta[2 * k + 1], one);
+        split_operand(first, rest, delta[2 * k], delta[2 * k + 1]);
         uint4 b[4];
 #pragma unroll
         for (int m = k; m < 4; ++m) b[m] = load_shared(matrix + record::at(2 * m, k));
@@ -245,9 +244,9 @@ struct chunk_step {
         float* to = out + static_cast<std::size_t>(8 * (2 * m + half)) * channels;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          to[i % 2 * channels + i / 2 * 8] =
-              __fmaf_rn(i % 2 != 0 ? gamma.y : gamma.x, __fadd_rn(outputs[m][i], parts[i]),
-                        __fmul_rn(inner[m][i], (i < 2 ? upper.inverse : lower.inverse) * (1 / delta_query_factor)));
+          to[i % 2 * channels + i / 2 * 8] = __fmaf_rn(
+              i % 2 != 0 ? gamma.y : gamma.x, __fadd_rn(outputs[m][i], parts[i]),
+              __fmul_rn(inner[m][i], (i < 2 ? upper.inverse : lower.inverse) * (1 / delta_query_factor)));
       }
     }
     // The new state: Δ decays to the chunk's end.
@@ -260,9 +259,8 @@ struct chunk_step {
     float more[2 * steps][4] = {};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      constexpr float one[2] = {1.0f, 1.0f};
       std::uint32_t first[4], rest[4];
-      split_operand(first, rest, delta[2 * k], delta[2 * k + 1], one);
+      split_operand(first, rest, delta[2 * k], delta[2 * k + 1]);
       std::uint32_t b[steps][4], low[steps][4];
 #pragma unroll
       for (int n = 0; n < steps; ++n) {
@@ -285,58 +283,116 @@ struct chunk_step {
 
 }  // namespace device
 
-/// A block per (32 columns, value head, sequence): two pairs of warps.
-template <int SharedBytes, int KeyHeads, int ValueHeads, int KeyDim, int ValueDim>
-__global__ __launch_bounds__(128) void delta_chunk_kernel(const __grid_constant__ delta_rule_params p) {
-  using namespace device;
-  constexpr delta_shape shape{256, KeyHeads, ValueHeads, KeyDim, ValueDim, 4};
-  constexpr int channels = shape.channels(), splits = shape.splits();
-  using plan = delta_chunk_plan<KeyDim, SharedBytes>;
+namespace device {
+
+/// What a warp copies to shared memory for a block: a sequence's chunks of one value head and 32 columns.
+template <int KeyHeads, int ValueHeads, int KeyDim, int ValueDim, class Plan>
+struct chunk_source {
+  static constexpr delta_shape shape{256, KeyHeads, ValueHeads, KeyDim, ValueDim, 4};
+  static constexpr int row_bytes = 4 * shape.channels();
   using rows = chunk_rows<KeyDim>;
   using record = delta_chunk_record;
+  const std::uint8_t *q, *v, *records;  ///< of the first chunk
+  std::uint32_t shared;
+
+  __device__ __forceinline__ void fetch_pairs(std::uint32_t to, const std::uint8_t* from) const {
+    const int lane = threadIdx.x & 31;
+    rows::template fetch<32>(to, from, row_bytes, lane);
+    rows::template fetch<32>(to + rows::bytes, from + 2 * KeyDim, row_bytes, lane);
+  }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t stage(int chunk) const {
+    return shared + chunk % Plan::stages * Plan::stage_bytes;
+  }
+  [[nodiscard]] __device__ __forceinline__ static std::size_t rows_of(int chunk) {
+    return static_cast<std::size_t>(chunk) * (delta_chunk * row_bytes);
+  }
+  __device__ __forceinline__ void fetch_keys(int chunk) const {
+    fetch_pairs(stage(chunk), q + rows_of(chunk) + 4 * shape.key_width());
+  }
+  /// Everything that the stage holds at first.
+  __device__ __forceinline__ void fetch(int chunk) const {
+    const int lane = threadIdx.x & 31;
+    const std::uint32_t to = stage(chunk);
+    fetch_pairs(to + Plan::q_at, q + rows_of(chunk));
+    if constexpr (Plan::stages == 2) fetch_keys(chunk);
+    static_assert(record::bytes % 512 == 0);
+    const std::uint8_t* part =
+        records + static_cast<std::size_t>(chunk) * (ValueHeads * record::bytes) + 16 * lane;
+#pragma unroll
+    for (int at = 0; at < record::bytes; at += 512)
+      copy_async_16(to + Plan::record_at + at + 16 * lane, part + at);
+    const std::uint8_t* values = v + rows_of(chunk) + (lane / 8) * row_bytes + 16 * (lane % 8);
+#pragma unroll
+    for (int i = 0; i < delta_chunk; i += 4)
+      copy_async_16(to + Plan::v_at + 4 * Plan::ldv * (i + lane / 8) + 16 * (lane % 8),
+                    values + i * row_bytes);
+  }
+  /// All chunks, in step with the warps that compute: a block barrier where a chunk begins, and two more
+  /// where there is one stage, before and after k̂ takes the place of q̂.
+  __device__ __forceinline__ void run(int count) const {
+    if constexpr (Plan::stages == 2) {
+      fetch(0);
+      copy_async_commit();
+#pragma unroll 1
+      for (int chunk = 0; chunk < count; ++chunk) {
+        copy_async_wait<0>();
+        __syncthreads();
+        if (chunk + 1 < count) fetch(chunk + 1);
+        copy_async_commit();
+      }
+    } else {
+#pragma unroll 1
+      for (int chunk = 0; chunk < count; ++chunk) {
+        if (chunk > 0) __syncthreads();
+        fetch(chunk);
+        copy_async_commit();
+        copy_async_wait<0>();
+        __syncthreads();
+        __syncthreads();
+        fetch_keys(chunk);
+        copy_async_commit();
+        copy_async_wait<0>();
+        __syncthreads();
+      }
+    }
+    copy_async_wait<0>();
+  }
+};
+
+}  // namespace device
+
+/// A block per (32 columns, value head, sequence).
+template <int SharedBytes, int KeyHeads, int ValueHeads, int KeyDim, int ValueDim>
+__global__ __launch_bounds__((delta_chunk_plan<KeyDim, SharedBytes>::threads),
+                             1) void delta_chunk_kernel(const __grid_constant__ delta_rule_params p) {
+  using namespace device;
+  using plan = delta_chunk_plan<KeyDim, SharedBytes>;
+  using source = chunk_source<KeyHeads, ValueHeads, KeyDim, ValueDim, plan>;
+  constexpr delta_shape shape = source::shape;
+  constexpr int channels = shape.channels(), splits = shape.splits();
   extern __shared__ __align__(256) std::uint8_t chunk_shared[];
-  const int t = threadIdx.x, warp = t >> 5, lane = t & 31;
+  const int warp = static_cast<int>(threadIdx.x) >> 5, lane = threadIdx.x & 31;
   const int split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
   const int key_head = head / (ValueHeads / KeyHeads);
   const int begin = load_int(p.step.first_row + sequence) - load_int(p.step.first_row);
-  const int count = load_int(p.step.first_row + sequence + 1) - load_int(p.step.first_row + sequence);
+  const int rows = load_int(p.step.first_row + sequence + 1) - load_int(p.step.first_row + sequence);
   const int position = load_int(p.step.position + sequence), slot = load_int(p.step.slot + sequence);
-  const delta_chunks chunks = delta_chunks_of(position, count);
+  const delta_chunks chunks = delta_chunks_of(position, rows);
   wait_for_previous_grid();
   if (chunks.count == 0) return;
   const delta_workspace<channels, ValueHeads> work(p);
   const int first = begin + chunks.first;
-  const float* const q = work.rows + static_cast<std::size_t>(first) * channels + key_head * KeyDim;
-  float* const v = work.rows + static_cast<std::size_t>(first) * channels + 2 * shape.key_width() +
-                   head * ValueDim + split * delta_columns;
-  const std::byte* const records =
-      work.records(p) + (static_cast<std::size_t>(first / delta_chunk) * ValueHeads + head) * record::bytes;
+  float* const row = work.rows + static_cast<std::size_t>(first) * channels;
+  float* const v = row + 2 * shape.key_width() + head * ValueDim + split * delta_columns;
   const std::uint32_t base = shared_address(chunk_shared);
-  const auto fetch_rows = [&](std::uint32_t to, const float* from, int chunk) {
-    const auto* at = reinterpret_cast<const std::uint8_t*>(from) +
-                     static_cast<std::size_t>(chunk) * (4 * delta_chunk * channels);
-    rows::template fetch<plan::threads>(to, at, 4 * channels, t);
-    rows::template fetch<plan::threads>(to + rows::bytes, at + 2 * KeyDim, 4 * channels, t);
-  };
-  const auto fetch_keys = [&](int chunk) {
-    fetch_rows(base + chunk % plan::stages * plan::stage_bytes, q + shape.key_width(), chunk);
-  };
-  const auto fetch = [&](int chunk) {
-    const std::uint32_t to = base + chunk % plan::stages * plan::stage_bytes;
-    fetch_rows(to + plan::q_at, q, chunk);
-    if (plan::stages == 2) fetch_keys(chunk);
-    const std::byte* part = records + static_cast<std::size_t>(chunk) * (ValueHeads * record::bytes) + 16 * t;
-#pragma unroll
-    for (int i = 0; i < record::bytes / 16; i += plan::threads)
-      if (i + t < record::bytes / 16) copy_async_16(to + plan::record_at + 16 * (i + t), part + 16 * i);
-    const float* from = v + static_cast<std::size_t>(chunk) * (delta_chunk * channels);
-#pragma unroll
-    for (int i = 0; i < delta_chunk; i += plan::threads / 8)
-      copy_async_16(to + plan::v_at + 4 * ((i + t / 8) * plan::ldv + 4 * (t % 8)),
-                    from + static_cast<std::size_t>(i + t / 8) * channels + 4 * (t % 8));
-  };
-  fetch(0);
-  copy_async_commit();
+  if (warp == 4) {
+    const std::byte* const records =
+        work.records(p) +
+        (static_cast<std::size_t>(first / delta_chunk) * ValueHeads + head) * delta_chunk_record::bytes;
+    const auto bytes = [](const auto* from) { return reinterpret_cast<const std::uint8_t*>(from); };
+    source{bytes(row + key_head * KeyDim), bytes(v), bytes(records), base}.run(chunks.count);
+    return;
+  }
   const int column_tile = warp >> 1;
   const chunk_step<KeyDim, SharedBytes> step(warp, base + plan::exchange_at);
   turned_state<KeyDim> state;
@@ -349,26 +405,13 @@ __global__ __launch_bounds__(128) void delta_chunk_kernel(const __grid_constant_
   float* out = v + static_cast<std::size_t>(t2) * channels + 16 * column_tile + g;
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks.count; ++chunk) {
-    copy_async_wait<0>();
+    if (plan::stages == 1 && chunk > 0) __syncthreads();
     __syncthreads();
-    if (plan::stages == 2 && chunk + 1 < chunks.count) fetch(chunk + 1);
-    copy_async_commit();
     const std::uint32_t stage = base + chunk % plan::stages * plan::stage_bytes;
-    step.run(state, stage, stage + v_at, out, channels, [&] {
-      if constexpr (plan::stages == 1) {
-        __syncthreads();
-        fetch_keys(chunk);
-        copy_async_commit();
-        copy_async_wait<0>();
-        __syncthreads();
-      }
+    step.run(state, stage, stage + v_at, out, channels, [] {
+      if constexpr (plan::stages == 1) __syncthreads(), __syncthreads();
     });
     out += static_cast<std::size_t>(delta_chunk) * channels;
-    if (plan::stages == 1 && chunk + 1 < chunks.count) {
-      __syncthreads();
-      fetch(chunk + 1);
-      copy_async_commit();
-    }
   }
   state.each(step.half, column_tile, [&](float& element, int at) { block[at] = element; });
   let_next_grid_start();

@@ -63,17 +63,25 @@ __device__ __forceinline__ split_pair split(float a, float b) {
   return {*reinterpret_cast<const std::uint32_t*>(&v), halves(__fsub_rn(a, back.x), __fsub_rn(b, back.y))};
 }
 
-/// The left operand of 16 rows × 16 from results of two tiles of 8, each times its row's scale.
+/// The left operand of 16 rows × 16 from results of two tiles of 8.
 __device__ __forceinline__ void split_operand(std::uint32_t (&first)[4], std::uint32_t (&rest)[4],
-                                              const float (&left)[4], const float (&right)[4],
-                                              const float (&scale)[2]) {
+                                              const float (&left)[4], const float (&right)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float(&from)[4] = i < 2 ? left : right;
-    const float by = scale[i % 2];
-    const split_pair p = split(__fmul_rn(from[2 * (i % 2)], by), __fmul_rn(from[2 * (i % 2) + 1], by));
+    const split_pair p = split(from[2 * (i % 2)], from[2 * (i % 2) + 1]);
     first[i] = p.first, rest[i] = p.rest;
   }
+}
+/// The same, each row times its scale.
+__device__ __forceinline__ void split_operand(std::uint32_t (&first)[4], std::uint32_t (&rest)[4],
+                                              const float (&left)[4], const float (&right)[4],
+                                              const float (&scale)[2]) {
+  float a[4], b[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    a[i] = __fmul_rn(left[i], scale[i / 2]), b[i] = __fmul_rn(right[i], scale[i / 2]);
+  split_operand(first, rest, a, b);
 }
 
 /// A power of two and its inverse.
@@ -105,13 +113,11 @@ struct chunk_rows {
   __device__ __forceinline__ static void fetch(std::uint32_t to, const std::uint8_t* from, std::size_t stride,
                                                int t) {
     constexpr int together = Threads / pieces;
-    static_assert(together % 8 == 0 && delta_chunk % together == 0);
+    static_assert(delta_chunk % together == 0);
     const std::uint8_t* source = from + static_cast<std::size_t>(t / pieces) * stride + 16 * (t % pieces);
-    const std::uint32_t target = to + at(t / pieces, t % pieces);
 #pragma unroll
-    for (int i = 0; i < delta_chunk / together; ++i)
-      copy_async_16(target + i * together * row_bytes,
-                    source + static_cast<std::size_t>(i * together) * stride);
+    for (int row = 0; row < delta_chunk; row += together)
+      copy_async_16(to + at(row + t / pieces, t % pieces), source + static_cast<std::size_t>(row) * stride);
   }
 };
 
