@@ -30,4 +30,10 @@ namespace nibble {
   return divide_up(a, alignment) * alignment;
 }
 
+/// `bytes` rounded up to whole granules, or the largest number.
+[[nodiscard]] constexpr std::uint64_t saturating_align(std::uint64_t bytes, std::uint64_t granule) {
+  const auto up = checked_add(bytes, granule - 1);
+  return up ? *up / granule * granule : UINT64_MAX;
+}
+
 }  // namespace nibble

@@ -42,6 +42,8 @@ struct memory_model {
   std::uint64_t experts = 0;            ///< routed experts of all layers
   std::uint64_t layer_experts = 0;      ///< of one layer
   std::uint64_t experts_per_token = 0;  ///< chosen in one layer
+  /// What the device takes to address page-locked experts in host memory, where not all have slots.
+  std::uint64_t expert_map_bytes = 0;
 };
 
 /// Device memory as read, or as supposed where there is no device.

@@ -47,11 +47,6 @@ template <class Fits>
   return low;
 }
 
-[[nodiscard]] constexpr std::uint64_t saturating_align(std::uint64_t bytes, std::uint64_t granule) {
-  const auto up = checked_add(bytes, granule - 1);
-  return up ? *up / granule * granule : UINT64_MAX;
-}
-
 /// One candidate split.
 struct plan_levels {
   std::uint64_t step_tokens = 0, running = 0, context = 0, slots = 0;
@@ -264,6 +259,9 @@ class planner {
     for (std::uint64_t rows = 1; rows < most; rows *= 2) ++count;
     return count;
   }
+  [[nodiscard]] std::uint64_t map_of(std::uint64_t slots) const {
+    return slots < experts() ? model_.expert_map_bytes : 0;
+  }
   /// \param context that page tables are made for
   [[nodiscard]] std::uint64_t workspace_of(const plan_levels& at, std::uint64_t context) const {
     if (!model_.workspace_bytes) return 0;
@@ -297,10 +295,13 @@ class planner {
                std::to_string(pages) + " pages of " + std::to_string(model_.page_tokens) +
                    " tokens, context " + std::to_string(at.context));
     const std::uint64_t slots = slots_of(at);
-    lines.plan(ledger_line::expert_slots, rounded(slots, model_.expert_slot_bytes),
+    const std::uint64_t map = map_of(slots);
+    lines.plan(ledger_line::expert_slots,
+               saturating_add(rounded(slots, model_.expert_slot_bytes), saturating_align(map, granule)),
                experts() == 0 ? ""
                               : std::to_string(slots) + " of " + std::to_string(experts()) + " experts, " +
-                                    bytes_text(model_.expert_slot_bytes) + " each");
+                                    bytes_text(model_.expert_slot_bytes) + " each" +
+                                    (map > 0 ? ", " + bytes_text(map) + " to address the others" : ""));
     return lines;
   }
 
@@ -320,6 +321,7 @@ class planner {
     add(state_count(at), model_.state_slot_bytes);
     add(pages_of(at), model_.kv_page_bytes);
     add(slots_of(at), model_.expert_slot_bytes);
+    add(1, map_of(at.slots));  // the level itself, so that the sum falls with nothing but the slots
     return sum;
   }
   [[nodiscard]] bool fits(const plan_levels& at) const {
@@ -330,11 +332,14 @@ class planner {
   /// Spends what is left, item by item, and stops at the first that is not complete.
   void advance(plan_levels& at) const {
     const auto raise = [&](std::uint64_t plan_levels::*item, std::uint64_t target) {
-      at.*item = largest_that_fits(at.*item, std::max(at.*item, target), [&](std::uint64_t level) {
+      const auto fits_with = [&](std::uint64_t level) {
         plan_levels more = at;
         more.*item = level;
         return fits(more);
-      });
+      };
+      // All of it first: with the last expert's slot the others need no addresses, and the sum falls.
+      const std::uint64_t most = std::max(at.*item, target);
+      at.*item = fits_with(most) ? most : largest_that_fits(at.*item, most, fits_with);
       return at.*item >= target;
     };
     if (!raise(&plan_levels::step_tokens, target_.step_tokens)) return;

@@ -52,6 +52,29 @@ TEST_CASE("plan: what is left when all experts are resident goes to the KV cache
   CHECK(q.lines.planned_total() < 42 * gib);
 }
 
+TEST_CASE("plan: experts in host memory take addresses on the device, all experts on the device none") {
+  auto m = large_moe();
+  const auto without = plan_memory(card(12 * gib), m, {});
+  m.expert_map_bytes = 34 * mib;
+  const auto with = plan_memory(card(12 * gib), m, {});
+  CHECK(with.lines[ledger_line::expert_slots].planned_bytes ==
+        align_up(with.expert_slots * m.expert_slot_bytes, 2 * mib) + 34 * mib);
+  CHECK(with.expert_slots < without.expert_slots);
+  CHECK(with.expert_slots + 21 > without.expert_slots);
+  CHECK(with.lines.planned_total() <= 12 * gib);
+  // Room for all experts, but not for their addresses beside all but one of them.
+  plan_request all;
+  all.expert_slots = m.experts;
+  all.kv_bytes = 256 * mib, all.reserve_bytes = 512 * mib;
+  const std::uint64_t enough = plan_memory(card(24 * gib), m, all).lines.planned_total();
+  plan_request free = all;
+  free.expert_slots.reset();
+  const auto resident = plan_memory(card(enough), m, free);
+  CHECK(resident.expert_slots == m.experts);
+  CHECK(resident.lines.planned_total() <= enough);
+  CHECK(plan_memory(card(enough - 2 * mib), m, free).expert_slots < m.experts);
+}
+
 TEST_CASE("plan: nothing is kept for padding rows that write nowhere") {
   auto model = large_moe();
   const auto with = plan_memory(card(12 * gib), model, {});
