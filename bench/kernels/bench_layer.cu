@@ -130,10 +130,10 @@ void time_prefill() {
           7);
       add(name, "35b", rows, each, 0);
     };
-    const auto tiles = static_cast<unsigned>(rows / delta_run + 1);
     part("delta_gates", delta_gates_kernel_of<delta>, dim3(static_cast<unsigned>(rows / 64)), 256,
          family::product::shared_bytes);
-    part("delta_conv", delta_conv_kernel_of<delta>, dim3(tiles, 8), 256, 0);
+    part("delta_conv", delta_conv_kernel_of<delta>, dim3(static_cast<unsigned>(rows / delta_conv_run + 1), 8),
+         256, 0);
     using solve = family::solve;
     using chunk = family::chunk;
     part("delta_solve", delta_solve_kernel_of<delta>,
@@ -142,7 +142,8 @@ void time_prefill() {
     part("delta_chunk", delta_chunk_kernel_of<delta>, dim3(4, 32, 1), chunk::threads, chunk::shared_bytes);
     part("delta_recurrence without tokens", delta_recurrence_kernel_of<delta>, dim3(4, 32, 1),
          device::delta_threads, family::stream::shared_bytes, false);
-    part("delta_norm", delta_norm_kernel_of<delta>, dim3(tiles, 4), 256, 0);
+    part("delta_norm", delta_norm_kernel_of<delta>, dim3(static_cast<unsigned>(rows / delta_norm_run + 1), 4),
+         256, 0);
     // 63 tokens before the chunks and one behind them.
     setup.p.step.position = upload(std::vector<std::int32_t>{129});
     add("delta_prefill from position 129", "35b", rows,

@@ -84,13 +84,13 @@ struct delta_prefill_family {
       return status::invalid(name, "the workspace needs a 256-byte address");
     const auto count = [](int n, int by) { return static_cast<unsigned>((n + by - 1) / by); };
     const auto sequences = static_cast<unsigned>(p.step.sequences);
-    const unsigned tiles = count(p.rows, delta_run) + sequences;
     status s = nibble::launch(delta_gates_kernel_of<Shape, Device>, dim3(count(p.rows, product::tile_rows)),
                               product::threads, product::shared_bytes, options, name, p);
     if (s.ok())
-      s = nibble::launch(delta_conv_kernel_of<Shape>,
-                         dim3(tiles, count(2 * Shape.key_heads + Shape.value_heads, 8)), 256, 0, options,
-                         name, p);
+      s = nibble::launch(
+          delta_conv_kernel_of<Shape>,
+          dim3(count(p.rows, delta_conv_run) + sequences, count(2 * Shape.key_heads + Shape.value_heads, 8)),
+          256, 0, options, name, p);
     const auto value_heads = static_cast<unsigned>(Shape.value_heads);
     const dim3 blocks(static_cast<unsigned>(Shape.splits()), value_heads, sequences);
     const auto chunk_slots = static_cast<unsigned>(p.rows / delta_chunk);
@@ -108,7 +108,8 @@ struct delta_prefill_family {
                          options, name, p);
     if (chunk_slots > 0) tokens(true);
     if (s.ok())
-      s = nibble::launch(delta_norm_kernel_of<Shape>, dim3(tiles, count(Shape.value_heads, 8)), 256, 0,
+      s = nibble::launch(delta_norm_kernel_of<Shape>,
+                         dim3(count(p.rows, delta_norm_run) + sequences, count(Shape.value_heads, 8)), 256, 0,
                          options, name, p);
     return s;
   }
