@@ -13,10 +13,7 @@ struct step_case {
   double exponent = 0;  ///< of the Zipf trace; 0: uniform
   std::uint32_t ticks = nibble::moe::default_ticks;
   const char* policy = "worth";
-  bool beside = false;     ///< a fetch_stream, else a fetch a layer
-  int ahead = 0;           ///< experts guessed for the next layer, at most; only beside
-  double guess_right = 0;  ///< share of guesses that are true
-  bool cpu = false;        ///< misses are split between link and CPU; not beside
+  bool cpu = false;  ///< misses are split between link and CPU
 };
 
 /// What a card of so many GiB leaves for slots: weights, context, workspace, states and 8k tokens of KV taken
@@ -74,9 +71,9 @@ class steps {
         dense_(dense),
         tables_(shape, shape.total(), store.scales()),
         small_(std::size_t{8} << 20),
-        ids_(2 * id_bytes) {
+        ids_(id_bytes),
+        split_(1024) {
     BENCH_CHECK(cudaMemset(small_.data(), 0, small_.bytes()));
-    for (auto& e : events_) BENCH_CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
   }
 
   /// Microseconds of the step's reads and kernels when every expert is resident and nothing is looked after.
@@ -92,7 +89,7 @@ class steps {
   }
 
   struct result {
-    double us = 0, hit_rate = 0, missed_bytes = 0, ahead_right = 0;
+    double us = 0, hit_rate = 0, missed_bytes = 0;
   };
   result run(const step_case& c) {
     using namespace nibble::moe;
@@ -111,28 +108,22 @@ class steps {
     const auto entries = host.warm(worth);
     good(bring_experts(store_, entries, arena_, t_.stream()));
     tables_.set(host, t_.stream());
-    std::mt19937 random(3);
     std::vector<std::vector<std::int32_t>> ids;
     for (int s = 0; s < warm_steps + steps; ++s) {
       std::vector<std::int32_t> row;
       for (int layer = 0; layer < shape.layers; ++layer)
         for (const int id : trace.next(layer)) row.push_back(id);
-      // What a look at the next layer's router would have said.
-      for (int i = 0; i < shape.layers * shape.top_k; ++i)
-        row.push_back(random() % 1000 < 1000 * c.guess_right ? row[static_cast<std::size_t>(i)]
-                                                             : static_cast<std::int32_t>(random() % 256));
       ids.push_back(std::move(row));
     }
     if (c.cpu)
       BENCH_CHECK(cudaMemcpy(split_.data(), fetch_of.data(), 4 * fetch_of.size(), cudaMemcpyHostToDevice));
     cudaGraphExec_t exec = t_.capture([&] { step(true, c); });
-    nibble::pinned_memory staged(2 * id_bytes);
+    nibble::pinned_memory staged(id_bytes);
     std::vector<double> all;
     residency_counts before;
     for (int s = 0; s < warm_steps + steps; ++s) {
-      std::memcpy(staged.data(), ids[static_cast<std::size_t>(s)].data(), 2 * id_bytes);
-      BENCH_CHECK(
-          cudaMemcpyAsync(ids_.data(), staged.data(), 2 * id_bytes, cudaMemcpyHostToDevice, t_.stream()));
+      std::memcpy(staged.data(), ids[static_cast<std::size_t>(s)].data(), id_bytes);
+      BENCH_CHECK(cudaMemcpyAsync(ids_.data(), staged.data(), id_bytes, cudaMemcpyHostToDevice, t_.stream()));
       if (s == warm_steps) before = tables_.counts(t_.stream());
       const double us = t_.microseconds([&] { BENCH_CHECK(cudaGraphLaunch(exec, t_.stream())); });
       if (s >= warm_steps) all.push_back(us);
@@ -143,13 +134,9 @@ class steps {
     result r;
     for (const double us : all) r.us += us / steps;
     const auto misses = static_cast<double>(after.misses - before.misses),
-               hits = static_cast<double>(after.hits - before.hits),
-               ahead = static_cast<double>(after.ahead - before.ahead),
-               used = static_cast<double>(after.ahead_used - before.ahead_used);
-    // An expert that was guessed was a miss of the pool all the same.
-    r.hit_rate = (hits - used) / (hits + misses);
-    r.missed_bytes = (misses + used) * static_cast<double>(slot_bytes) / steps;
-    r.ahead_right = ahead > 0 ? used / ahead : 0;
+               hits = static_cast<double>(after.hits - before.hits);
+    r.hit_rate = hits / (hits + misses);
+    r.missed_bytes = misses * static_cast<double>(slot_bytes) / steps;
     return r;
   }
 
@@ -158,7 +145,6 @@ class steps {
 
   void step(bool swaps, const step_case& c) {
     using namespace nibble::moe;
-    using stream_family = fetch_stream_family<shape>;
     const nibble::launch_options main{t_.stream(), nibble::launch_chain::pdl};
     const residency_view v = tables_.view();
     auto* const out = small_.as<unsigned>();
@@ -167,14 +153,6 @@ class steps {
     f.store = reinterpret_cast<const std::uint8_t*>(store_.data());
     f.slots = reinterpret_cast<std::uint8_t*>(arena_);
     f.slot_bytes = f.bytes = slot_bytes, f.slot_count = v.slot_count, f.expert_count = store_.count();
-    fetch_stream_params beside;
-    beside.fetch = f, beside.state = v, beside.shape = shape, beside.guesses = c.ahead > 0;
-    if (swaps && c.beside) {
-      good(stream_family::begin(beside, main));
-      BENCH_CHECK(cudaEventRecord(events_[0], t_.stream()));
-      BENCH_CHECK(cudaStreamWaitEvent(t_.side(), events_[0]));
-      good(stream_family::run(beside, {t_.side(), nibble::launch_chain::plain}));
-    }
     for (int layer = 0; layer < shape.layers; ++layer) {
       for (int i = 0; i < 4; ++i)
         read(dense_ + static_cast<std::size_t>(layer) * layer_bytes + i * (layer_bytes / 4), layer_bytes / 4,
@@ -183,22 +161,7 @@ class steps {
       q.state = v, q.layer = layer, q.new_step = layer == 0, q.ticks = c.ticks;
       q.ids = ids + layer * shape.top_k, q.assignments = shape.top_k;
       q.list = v.demand_list(shape, layer);
-      if (swaps && c.beside) {
-        q.posted = v.posted;
-        if (c.ahead > 0) {
-          if (layer + 1 < shape.layers) {
-            q.ahead_list = v.ahead_list(shape, layer + 1);
-            q.ahead_ids = q.ids + shape.layers * shape.top_k + shape.top_k;
-            q.ahead_assignments = q.ahead_row = shape.top_k, q.ahead_limit = c.ahead;
-          }
-          q.drop_guesses = true;
-          if (layer > 0) q.guesses = v.ahead_list(shape, layer);
-          if (layer > 1) q.recent = v.ahead_list(shape, layer - 1);
-        }
-        good(residency_family<shape>::launch(q, main));
-        beside.layer = layer;
-        good(stream_family::launch(beside, main));
-      } else if (swaps) {
+      if (swaps) {
         if (c.cpu) q.fetch_of = split_.as<std::int32_t>(), q.host_list = split_.as<std::int32_t>() + 64;
         good(residency_family<shape>::launch(q, main));
         if (c.cpu) good(host_experts_family::ask(hand_over(q), main));
@@ -218,12 +181,7 @@ class steps {
       good(launch_down<experts_shape>(e, main));
       if (swaps && c.cpu) good(host_experts_family::launch(hand_over(q), main));
     }
-    if (swaps && c.beside) {
-      BENCH_CHECK(cudaEventRecord(events_[1], t_.side()));
-      BENCH_CHECK(cudaStreamWaitEvent(t_.stream(), events_[1]));
-    }
-    read(dense_ + shape.layers * layer_bytes, head_bytes, out,
-         swaps && c.beside ? nibble::launch_options{t_.stream(), nibble::launch_chain::plain} : main);
+    read(dense_ + shape.layers * layer_bytes, head_bytes, out, main);
   }
 
   [[nodiscard]] nibble::moe::host_experts_params hand_over(const nibble::moe::place_params& q) const {
@@ -242,7 +200,6 @@ class steps {
   std::byte *arena_, *dense_;
   nibble::moe::device_residency tables_;
   nibble::device_memory small_, ids_, split_;
-  cudaEvent_t events_[2] = {};
 };
 
 inline void all_steps(timer& t, const nibble::moe::expert_store& store, const std::string& file) {
@@ -253,7 +210,6 @@ inline void all_steps(timer& t, const nibble::moe::expert_store& store, const st
   };
   good(residency_family<shape>::for_each_kernel(prepare_all));
   good(fetch_family::for_each_kernel(prepare_all));
-  good(fetch_stream_family<shape>::for_each_kernel(prepare_all));
   nibble::device_memory arena(slot_bytes * static_cast<std::size_t>(slots_for(16))),
       dense(shape.layers * layer_bytes + head_bytes);
   BENCH_CHECK(cudaMemset(arena.data(), 0x11, arena.bytes()));
@@ -306,13 +262,10 @@ inline void all_steps(timer& t, const nibble::moe::expert_store& store, const st
     char text[512];
     std::snprintf(
         text, sizeof text,
-        "{\"suite\":\"layers\",\"vram_gib\":%g,\"slots\":%d,\"trace\":\"%s\",\"policy\":\"%s\",\"beside\":%s,"
-        "\"ahead\":%d,"
-        "\"guess_right\":%.2f,\"cpu\":%s,"
+        "{\"suite\":\"layers\",\"vram_gib\":%g,\"slots\":%d,\"trace\":\"%s\",\"policy\":\"%s\",\"cpu\":%s,"
         "\"hit_rate\":%.4f,\"us_per_step\":%.0f,\"bound_us\":%.0f,\"over_bound\":%.3f,\"tokens_per_s\":%.1f}",
         c.vram_gib, slots_for(c.vram_gib), c.exponent > 0 ? "zipf" : "uniform", c.policy,
-        c.beside ? "true" : "false", c.ahead, c.guess_right, c.cpu ? "true" : "false", r.hit_rate, r.us,
-        bound, r.us / bound, 1e6 / r.us);
+        c.cpu ? "true" : "false", r.hit_rate, r.us, bound, r.us / bound, 1e6 / r.us);
     std::printf("%s\n", text);
     std::fflush(stdout);
     rows += (rows.empty() ? "" : ",\n") + std::string(text);
@@ -322,10 +275,7 @@ inline void all_steps(timer& t, const nibble::moe::expert_store& store, const st
       measure({vram, exponent});
       if (exponent > 0) measure({vram, exponent, 2048, "lru"});
       measure({vram, exponent, default_ticks, "worth", true});
-      for (const int ahead : {1, 2}) measure({vram, exponent, default_ticks, "worth", true, ahead, 0.8});
-      measure({vram, exponent, default_ticks, "worth", false, 0, 0, true});
     }
-  for (const double right : {1.0, 0.5, 0.0}) measure({12, 1.0, default_ticks, "worth", true, 2, right});
   if (!file.empty()) {
     std::FILE* out = std::fopen(file.c_str(), "w");
     if (out == nullptr) {

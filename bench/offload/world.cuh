@@ -22,7 +22,6 @@
 #include "nibble/host/experts.hpp"
 #include "nibble/moe/experts_family.cuh"
 #include "nibble/moe/fetch_launch.cuh"
-#include "nibble/moe/fetch_stream.cuh"
 #include "nibble/moe/placement_calibrate.cuh"
 #include "nibble/moe/residency_device.cuh"
 #include "nibble/moe/residency_launch.cuh"
@@ -80,12 +79,10 @@ class timer {
  public:
   timer() {
     BENCH_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    BENCH_CHECK(cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking));
     BENCH_CHECK(cudaEventCreate(&begin_));
     BENCH_CHECK(cudaEventCreate(&end_));
   }
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
-  [[nodiscard]] cudaStream_t side() const { return side_; }
   template <class Body>
   cudaGraphExec_t capture(Body&& body) {
     cudaGraph_t graph;
@@ -125,7 +122,7 @@ class timer {
   }
 
  private:
-  cudaStream_t stream_ = nullptr, side_ = nullptr;
+  cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 

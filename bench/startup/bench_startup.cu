@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A start on random weights: the ledger line by line against the driver, the time of each phase, and what the
 // driver loads and allocates over mixed decode and prefill steps afterwards. With --left-mib another
-// allocation holds the card so that so much is left beside the weights. JSON rows on stdout.
+// allocation holds the card so that so much is left beside the weights; with --limit-mib the start itself
+// keeps to so much while the card is free, and does the same work. JSON rows on stdout.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -23,9 +24,11 @@ constexpr const qwen3_moe::model_config& c = config::value;
 using core = qwen3_moe::cuda_core<config, nibble::kv_format::bf16>;
 using runner = qwen3_moe::cuda_runner<config, nibble::kv_format::bf16>;
 constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+constexpr std::uint64_t usual_context_bytes = 512 * mib;  ///< a limit counts the context too
 
 struct arguments {
-  int left_mib = 0;  ///< 0: all memory is free
+  int left_mib = 0;   ///< 0: all memory is free
+  int limit_mib = 0;  ///< the same plan by a limit of one's own, with all memory free; 0: no limit
   int steps = 10'000;
   int context = 4096;
   std::string facts;  ///< further fields of every row: device, driver, commit, date
@@ -78,6 +81,8 @@ int run(int argc, char** argv) {
     const auto value = [&] { return i + 1 < argc ? argv[++i] : ""; };
     if (name == "--left-mib")
       a.left_mib = std::atoi(value());
+    else if (name == "--limit-mib")
+      a.limit_mib = std::atoi(value());
     else if (name == "--steps")
       a.steps = std::atoi(value());
     else if (name == "--context")
@@ -85,7 +90,9 @@ int run(int argc, char** argv) {
     else if (name == "--facts")
       a.facts = value();
     else {
-      std::fprintf(stderr, "bench_startup [--left-mib 700] [--steps 10000] [--context 4096] [--facts ,…]\n");
+      std::fprintf(
+          stderr,
+          "bench_startup [--left-mib 700 | --limit-mib 700] [--steps 10000] [--context 4096] [--facts ,…]\n");
       return 2;
     }
   }
@@ -98,16 +105,20 @@ int run(int argc, char** argv) {
   };
   bench::random_model<config> weights(7);
   nibble::device_memory ballast;
-  if (a.left_mib > 0) {
-    const std::uint64_t kept =
-        nibble::align_up(qwen3_moe::dense_device_bytes<config>() + qwen3_moe::expert_table_bytes_of(c),
-                         2 * mib) +
-        static_cast<std::uint64_t>(a.left_mib) * mib;
-    ballast = nibble::device_memory(free_bytes() - kept);
-  }
+  const auto kept = [](int left_mib) {
+    return nibble::align_up(qwen3_moe::dense_device_bytes<config>() + qwen3_moe::expert_table_bytes_of(c),
+                            2 * mib) +
+           static_cast<std::uint64_t>(left_mib) * mib;
+  };
+  if (a.left_mib > 0)
+    ballast = nibble::device_memory(free_bytes() - kept(a.left_mib));
+  else if (a.limit_mib > 0)
+    options.request.vram_limit_bytes = kept(a.limit_mib) + usual_context_bytes;
   runner r(nibble::startup::start<core>(std::move(options), weights.source(), a.context));
   auto& context = r.engine().context();
-  const std::string model(config::name), situation = a.left_mib > 0 ? "ballast" : "free";
+  const std::string model(config::name), situation = a.left_mib > 0    ? "ballast"
+                                                     : a.limit_mib > 0 ? "limit"
+                                                                       : "free";
   const auto row = [&](const std::string& fields) {
     std::printf("{\"model\":\"%s\",\"memory\":\"%s\",%s%s},\n", model.c_str(), situation.c_str(),
                 fields.c_str(), a.facts.c_str());

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Experts brought by kernels: the right bytes in every slot after arbitrary histories, through the host where
 // memory is not locked, and outputs that are those of a pool that holds everything.
+#include <algorithm>
 #include <memory>
+#include <numeric>
 
 #include "device_test.cuh"
 #include "expert_stores.cuh"
 #include "nibble/moe/experts_family.cuh"
+#include "nibble/moe/fetch_beside.cuh"
 #include "nibble/moe/fetch_launch.cuh"
 #include "nibble/moe/fetch_server.cuh"
 #include "nibble/moe/fetch_staged.cuh"
-#include "nibble/moe/fetch_stream.cuh"
 #include "nibble/moe/placement_calibrate.cuh"
 #include "nibble/moe/placement_host.cuh"
 #include "nibble/moe/placement_server.cuh"
@@ -72,8 +74,9 @@ struct pool {
 
 const launch_options chained{device_test::stream(), device_test::chained};
 
-template <fetch_policy P>
-void histories(std::size_t slot_bytes) {
+/// \param launch launch(fetch_params) → status
+template <class Launch>
+void histories(std::size_t slot_bytes, Launch&& launch) {
   const auto store = make_store(shape.total(), slot_bytes, UINT64_MAX);
   NIBBLE_CHECK(store->locked() == shape.total());
   for (const int slots : {2, 5, 16, 40, 48}) {
@@ -90,14 +93,86 @@ void histories(std::size_t slot_bytes) {
       auto f = p.fetch(q.list);
       if (call % 2 == 0 && slot_bytes > 256) {  // in two parts
         f.bytes = 256;
-        NIBBLE_GOOD(moe::launch_fetch_with<P>(f, chained));
+        NIBBLE_GOOD(launch(f));
         f.first_byte = 256, f.bytes = slot_bytes - 256;
       }
-      NIBBLE_GOOD(moe::launch_fetch_with<P>(f, chained));
+      NIBBLE_GOOD(launch(f));
       if (call % 8 == 0) NIBBLE_CHECK(p.right());
     }
     NIBBLE_CHECK(p.right());
     NIBBLE_CHECK(p.tables.counts(device_test::stream()).unplaced == 0);
+  }
+}
+
+template <fetch_policy P>
+void histories_with(std::size_t slot_bytes) {
+  histories(slot_bytes, [](const moe::fetch_params& f) { return moe::launch_fetch_with<P>(f, chained); });
+}
+
+/// Lists that no placement would write and pieces of any size: what is named arrives, every other byte stays.
+void pieces() {
+  using family = moe::beside_fetch_family;
+  constexpr std::size_t chunk = family::chunk_bytes, lap = chunk * family::blocks * family::stages;
+  struct sizes {
+    int experts;
+    std::size_t slot_bytes;
+  };
+  struct piece {
+    std::size_t first_byte, bytes;
+  };
+  std::mt19937 random(6);
+  const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random()) % n; };
+  for (const sizes& z : {sizes{40, 128}, sizes{40, 2 * chunk + 384}, sizes{3, 2 * lap + 128}}) {
+    const int experts = z.experts;
+    const std::size_t slot_bytes = z.slot_bytes;
+    const auto store = make_store(experts, slot_bytes, UINT64_MAX);
+    NIBBLE_CHECK(store->locked() == experts);
+    const int slots = experts + 1;
+    buffer<std::uint8_t> memory((static_cast<std::size_t>(slots) + 1) * slot_bytes);  // one not theirs
+    std::vector<piece> cases{{0, slot_bytes}, {0, 16}, {slot_bytes - 128, 128}};
+    if (slot_bytes > 2 * chunk)
+      for (const std::size_t bytes : {chunk - 16, chunk, chunk + 16, 2 * chunk, 2 * chunk + 16})
+        cases.push_back({128, bytes});
+    for (int i = 0; i < 4; ++i) {
+      const std::size_t first = 128 * below(slot_bytes / 128);
+      cases.push_back({first, 16 * (1 + below((slot_bytes - first) / 16))});
+    }
+    for (const piece& c : cases) {
+      // Entries: none, a count below zero, one, all slots but one, and the same with some that are not valid.
+      for (const int kind : {0, 1, 2, 3, 4}) {
+        std::vector<std::int32_t> order(static_cast<std::size_t>(slots)), list(4, 0);
+        std::iota(order.begin(), order.end(), 0);
+        std::shuffle(order.begin(), order.end(), random);
+        std::vector<std::uint8_t> want(memory.size(), 0xFF);
+        const auto add = [&](int number, int slot) {
+          list.insert(list.end(), {number, slot});
+          if (kind != 1 && number >= 0 && number < experts && slot >= 0 && slot < slots)
+            std::memcpy(&want[static_cast<std::size_t>(slot) * slot_bytes + c.first_byte],
+                        store->expert(number).data() + c.first_byte, c.bytes);
+        };
+        const int named = kind == 0 ? 0 : kind < 3 ? 1 : slots - 1;
+        for (int i = 0; i < named; ++i) {
+          if (kind == 4 && i % 3 == 1) {
+            const int spare = order.back();
+            add(-1, spare), add(experts, spare), add(0, -1), add(0, slots);
+          }
+          add(static_cast<int>(below(static_cast<std::size_t>(experts))), order[static_cast<std::size_t>(i)]);
+        }
+        list[0] = kind == 1 ? -1 : static_cast<int>(list.size() - 4) / 2;
+        memory.poison();
+        const buffer<std::int32_t> on_device(list);
+        moe::fetch_params f;
+        f.list = on_device.data(), f.store = reinterpret_cast<const std::uint8_t*>(store->data());
+        f.slots = memory.data(), f.slot_bytes = slot_bytes, f.first_byte = c.first_byte, f.bytes = c.bytes;
+        f.slot_count = slots, f.expert_count = experts;
+        NIBBLE_GOOD(family::launch(f, chained));
+        const bool right = memory.read() == want;
+        NIBBLE_CHECK(right);
+        if (!right)
+          std::printf("  slots of %zu bytes, bytes %zu to %zu, list of kind %d\n", slot_bytes, c.first_byte,
+                      c.first_byte + c.bytes, kind);
+      }
+    }
   }
 }
 
@@ -241,12 +316,6 @@ void chain(int slots) {
                                    device_test::stream()));
     all.tables.set(full, device_test::stream());
   }
-  using stream_family = moe::fetch_stream_family<shape>;
-  cudaStream_t side;
-  cudaEvent_t forked, joined;
-  NIBBLE_CUDA_CHECK(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
-  NIBBLE_CUDA_CHECK(cudaEventCreateWithFlags(&forked, cudaEventDisableTiming));
-  NIBBLE_CUDA_CHECK(cudaEventCreateWithFlags(&joined, cudaEventDisableTiming));
   const buffer<std::uint8_t> shared(std::vector<std::uint8_t>(s.slot_bytes(), 0x11));
   for (const int m : {1, 2, 8}) {
     if (m > moe::largest_placed_rows(shape, slots)) continue;
@@ -255,20 +324,10 @@ void chain(int slots) {
     for (auto& v : x) v = static_cast<std::uint16_t>(0x3C00 + random() % 0x400);
     const buffer<std::uint16_t> dx(x), h(static_cast<std::size_t>(m * s.groups() * s.inner));
     const buffer<float> weights(std::vector<float>(static_cast<std::size_t>(m * s.top_k), 0.25f));
-    const buffer<std::int32_t> ids(static_cast<std::size_t>(3 * m * s.top_k)), guessed_ids(ids.size());
+    const buffer<std::int32_t> ids(static_cast<std::size_t>(3 * m * s.top_k));
     const buffer<unsigned> report(std::vector<unsigned>(moe::report_words(s), 0u));
     buffer<std::uint16_t> y_small(x.size() * 3), y_all(x.size() * 3);
-    // How experts come: 0 all are there, 1 a fetch a layer, 2 beside the step, 3 beside it and guessed.
-    const auto step = [&](pool& p, const buffer<std::uint16_t>& y, int way) {
-      moe::fetch_stream_params beside;
-      beside.fetch = p.fetch(nullptr), beside.state = p.tables.view(), beside.shape = shape,
-      beside.guesses = way == 3;
-      if (way >= 2) {
-        NIBBLE_GOOD(stream_family::begin(beside, chained));
-        NIBBLE_CUDA_CHECK(cudaEventRecord(forked, device_test::stream()));
-        NIBBLE_CUDA_CHECK(cudaStreamWaitEvent(side, forked));
-        NIBBLE_GOOD(stream_family::run(beside, launch_options{side, launch_chain::plain}));
-      }
+    const auto step = [&](pool& p, const buffer<std::uint16_t>& y, bool swaps) {
       for (int layer = 0; layer < shape.layers; ++layer) {
         moe::experts_params e;
         const auto v = p.tables.view();
@@ -280,88 +339,60 @@ void chain(int slots) {
         e.x = reinterpret_cast<const bf*>(dx.data()), e.ldx = s.hidden, e.h = reinterpret_cast<bf*>(h.data());
         e.y = reinterpret_cast<bf*>(y.data()) + static_cast<std::size_t>(layer) * x.size(), e.ldy = s.hidden;
         e.residual = e.x, e.ldr = s.hidden, e.report = report.data(), e.m = m;
-        if (way > 0) {
+        if (swaps) {
           auto q = p.place(layer, m, place_mode::decode);
           q.ids = e.ids;
-          if (way >= 2) q.posted = q.state.posted;
-          if (way == 3) {
-            // Half of the guesses are the next layer's ids, half its neighbour's.
-            if (layer + 1 < shape.layers) {
-              q.ahead_list = q.state.ahead_list(shape, layer + 1);
-              q.ahead_ids = guessed_ids.data() + (layer + 1) * m * s.top_k;
-              q.ahead_assignments = m * s.top_k, q.ahead_row = s.top_k, q.ahead_limit = 3;
-            }
-            q.drop_guesses = true;
-            if (layer > 0) q.guesses = q.state.ahead_list(shape, layer);
-            if (layer > 1) q.recent = q.state.ahead_list(shape, layer - 1);
-          }
           NIBBLE_GOOD(moe::residency_family<shape>::launch(q, chained));
-          beside.layer = layer;
-          if (way == 1) NIBBLE_GOOD(moe::fetch_family::launch(p.fetch(q.list), chained));
-          if (way >= 2) NIBBLE_GOOD(stream_family::launch(beside, chained));
+          NIBBLE_GOOD(moe::fetch_family::launch(p.fetch(q.list), chained));
         }
         NIBBLE_GOOD(moe::launch_gate_up<s>(e, chained));
         NIBBLE_GOOD(moe::launch_down<s>(e, chained));
       }
-      if (way >= 2) {
-        NIBBLE_CUDA_CHECK(cudaEventRecord(joined, side));
-        NIBBLE_CUDA_CHECK(cudaStreamWaitEvent(device_test::stream(), joined));
-      }
     };
-    const auto draw = [&](int i) {
-      std::vector<std::int32_t> route(ids.size()), guess(ids.size());
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    NIBBLE_CUDA_CHECK(cudaStreamBeginCapture(device_test::stream(), cudaStreamCaptureModeThreadLocal));
+    step(small, y_small, true);
+    NIBBLE_CUDA_CHECK(cudaStreamEndCapture(device_test::stream(), &graph));
+    NIBBLE_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    int wrong = 0;
+    for (int i = 0; i < (device_test::quick() ? 4 : 40); ++i) {
+      std::vector<std::int32_t> route(ids.size());
       for (auto& id : route) id = static_cast<int>(random() % 16);
-      for (std::size_t k = 0; k < guess.size(); ++k)
-        guess[k] = random() % 2 ? route[k] : static_cast<int>(random() % 16);
-      if (i % 8 == 7) guess = route;
       NIBBLE_CUDA_CHECK(cudaMemcpyAsync(ids.data(), route.data(), ids.bytes(), cudaMemcpyHostToDevice,
                                         device_test::stream()));
-      NIBBLE_CUDA_CHECK(cudaMemcpyAsync(guessed_ids.data(), guess.data(), ids.bytes(), cudaMemcpyHostToDevice,
-                                        device_test::stream()));
-      NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
       y_small.poison(), y_all.poison();
-    };
-    for (int way = 1; way <= 3; ++way) {
-      // Guesses hold up to three slots for two placements.
-      if (way == 3 && slots < m * s.top_k + 6) continue;
-      cudaGraph_t graph;
-      cudaGraphExec_t exec;
-      NIBBLE_CUDA_CHECK(cudaStreamBeginCapture(device_test::stream(), cudaStreamCaptureModeThreadLocal));
-      step(small, y_small, way);
-      NIBBLE_CUDA_CHECK(cudaStreamEndCapture(device_test::stream(), &graph));
-      NIBBLE_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
-      int wrong = 0;
-      for (int i = 0; i < 40; ++i) {
-        draw(i);
-        if (i % 4 == 3)
-          step(small, y_small, way);
-        else
-          NIBBLE_CUDA_CHECK(cudaGraphLaunch(exec, device_test::stream()));
-        step(all, y_all, 0);
-        wrong += y_small.read() == y_all.read() ? 0 : 1;
-      }
-      NIBBLE_CHECK(wrong == 0);
-      if (wrong != 0) std::printf("  way %d, %d slots, %d tokens: %d steps differ\n", way, slots, m, wrong);
-      const auto counts = small.tables.counts(device_test::stream());
-      NIBBLE_CHECK(counts.good());
-      if (way == 3 && slots <= 33) NIBBLE_CHECK(counts.ahead > 0 && counts.ahead_used > 0);
-      NIBBLE_CUDA_CHECK(cudaGraphExecDestroy(exec));
-      NIBBLE_CUDA_CHECK(cudaGraphDestroy(graph));
+      if (i % 4 == 3)
+        step(small, y_small, true);
+      else
+        NIBBLE_CUDA_CHECK(cudaGraphLaunch(exec, device_test::stream()));
+      step(all, y_all, false);
+      wrong += y_small.read() == y_all.read() ? 0 : 1;
     }
+    NIBBLE_CHECK(wrong == 0);
+    if (wrong != 0) std::printf("  %d slots, %d tokens: %d steps differ\n", slots, m, wrong);
+    NIBBLE_CHECK(small.tables.counts(device_test::stream()).good());
+    NIBBLE_CUDA_CHECK(cudaGraphExecDestroy(exec));
+    NIBBLE_CUDA_CHECK(cudaGraphDestroy(graph));
     for (const unsigned word : report.read()) NIBBLE_CHECK(word == 0);
   }
-  NIBBLE_CUDA_CHECK(cudaEventDestroy(forked));
-  NIBBLE_CUDA_CHECK(cudaEventDestroy(joined));
-  NIBBLE_CUDA_CHECK(cudaStreamDestroy(side));
 }
 
 const bool registered[] = {
     device_test::add("direct", "arbitrary histories",
                      [] {
-                       histories<fetch_policy{}>(128);
-                       histories<fetch_policy{}>(128 * 77);
-                       histories<fetch_policy{3, 4, true}>(128 * 100);
+                       histories_with<fetch_policy{}>(128);
+                       histories_with<fetch_policy{}>(128 * 77);
+                       histories_with<fetch_policy{3, 4, true}>(128 * 100);
                      }),
+    device_test::add("beside", "arbitrary histories",
+                     [] {
+                       for (const std::size_t slot_bytes : {128, 128 * 77, 128 * 1000})
+                         histories(slot_bytes, [](const moe::fetch_params& f) {
+                           return moe::beside_fetch_family::launch(f, chained);
+                         });
+                     }),
+    device_test::add("beside", "any list, any piece", [] { pieces(); }),
     device_test::add("host", "none is locked", [] { through_the_host(0); }),
     device_test::add("host", "some are locked", [] { through_the_host(32); }),
     device_test::add("cpu", "experts left to the CPU", [] { on_the_host(); }),

@@ -3,12 +3,12 @@
 # compute-sanitizer over short runs of every device program: memcheck, racecheck, initcheck.
 #   tests/device/sanitize.sh FOLDER [SECONDS] [TOOL…]      all tools in SECONDS together, 540 unless given
 # Needs compute-sanitizer on the PATH or in COMPUTE_SANITIZER. NIBBLE_SHARED names the folder with tiny_model/;
-# NIBBLE_LOGS, where given, gets the whole output of every run. One line a run. Exit code 1 when a tool found
+# NIBBLE_LOGS, where given, gets the whole output of every run; NIBBLE_RUN_SECONDS is the longest run, 120 unless given;
+# NIBBLE_RUNS takes only the programs that it matches as a regular expression. One line a run. Exit code 1 when a tool found
 # something, 2 when a run could not be finished, 0 when all are clean.
 #
 # Left out, and why: groups that fill the device's memory or count it (the tool keeps its own there), that fault on
-# purpose, that use CUPTI (the tool does too), 10,000 steps, kernels on two streams that wait for one another (the
-# tool runs one at a time), and the heads of full-size models.
+# purpose, that use CUPTI (the tool does too), 10,000 steps, and the heads of full-size models.
 set -u
 folder=${1:?the folder with the device_* programs}
 budget=${2:-540}
@@ -34,6 +34,7 @@ gemv_real              nvfp4     mri
 gemv_real              bf16      mri
 repack                 repack    mri
 gemm                   gemm      mri
+gemm                   large     mri
 experts                experts   mri
 experts_many           small     mri
 experts_many           real      m..
@@ -52,7 +53,9 @@ sampling               small     mri
 residency              small     mri
 residency              real      m.i
 fetch                  direct    mri
+fetch                  beside    mri
 fetch                  host      m..
+fetch                  chain     m.i
 arena                  arena     m..
 graph                  graph     mri
 startup                start     m..
@@ -60,6 +63,7 @@ trained_model          mixed     mri
 trained_model          nvfp4     m..
 trained_model          ct        m..
 trained_offload        slots     mri
+trained_offload        resize    m..
 soak                   5         m..
 full_width             full_width mri
 '
@@ -68,6 +72,7 @@ full_width             full_width mri
 known_race='gemv_kernel'
 
 begin=$SECONDS
+longest=${NIBBLE_RUN_SECONDS:-120}
 found=0
 unfinished=0
 log=$(mktemp)
@@ -77,11 +82,12 @@ for tool in "${tools[@]}"; do
     [ -n "$program" ] || continue
     [[ $for_tools == *${tool:0:1}* ]] || continue
     title="$tool $program $arguments"
+    [[ "$program $arguments" =~ ${NIBBLE_RUNS:-.} ]] || continue
     path=$folder/device_$program
     if [ ! -x "$path" ]; then unfinished=1; echo "missing     $title"; continue; fi
     left=$((budget - (SECONDS - begin)))
     if [ "$left" -lt 10 ]; then unfinished=1; echo "no time     $title"; continue; fi
-    [ "$left" -lt 120 ] || left=120
+    [ "$left" -lt "$longest" ] || left=$longest
     started=$SECONDS
     options=(--tool "$tool" --print-limit 200)
     # Tests call the driver in ways it must refuse.

@@ -153,6 +153,32 @@ __device__ __forceinline__ void bulk_copy(std::uint32_t to_shared, const void* f
       : "memory");
 #endif
 }
+/// The way back: `bytes`, a multiple of 16, from shared memory. The thread waits for its own by groups.
+__device__ __forceinline__ void bulk_store(void* to, std::uint32_t from_shared, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from_shared),
+               "r"(bytes)
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void commit_bulk_stores() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+/// Until all but the last `Left` groups have read their shared memory.
+template <int Left>
+__device__ __forceinline__ void wait_for_bulk_reads() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Left) : "memory");
+#endif
+}
+/// Until all groups are written.
+__device__ __forceinline__ void wait_for_bulk_stores() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#endif
+}
 
 // Copies of 16 bytes to shared memory that a thread waits for by itself; not live: zeros are written.
 __device__ __forceinline__ void copy_async(std::uint32_t to_shared, const void* from, bool live) {

@@ -23,6 +23,9 @@ inline constexpr auto router_prefill_kernel_of =
 /// kernel, more in two (the norm, then the rest), or in turns where a block has too little shared memory for
 /// the second. A row's results are the same bits for any number of rows. Cost: the router's weights once for
 /// few rows; matrix instructions for many.
+///
+/// With 2 to 112 rows the next kernel may begin before the one before the router has ended: what it reads
+/// before its own wait must be older than both.
 template <router_shape Shape, device_class Device = default_device>
 struct router_family {
   static_assert(Shape.valid(),

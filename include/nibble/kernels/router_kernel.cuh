@@ -125,8 +125,10 @@ __global__ __launch_bounds__(
   norm_weights weights;
   constexpr bool same_part = plan::warps % plan::parts == 0 || plan::tasks == 1;
   if constexpr (same_part) weights.load(p.norm + 256 * (warp % plan::parts) + 8 * lane, p.zero_centred);
+  // The experts of several rows take long to begin (tables, groups), and find places already now.
+  if constexpr (Rows > 1) let_next_grid_start();
   wait_for_previous_grid();
-  let_next_grid_start();
+  if constexpr (Rows == 1) let_next_grid_start();
 
   // The norm of the group's rows, by every block: a row is 4 KB in L2. Task j of a warp: row and 256 columns.
   uint4 x[plan::tasks];

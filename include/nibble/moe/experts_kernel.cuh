@@ -23,7 +23,7 @@ struct experts_params {
   const float* slot_scales = nullptr;   ///< [slots][3]: gate, up, down
   int slot_count = 0;
   const std::int32_t* slot_of =
-      nullptr;  ///< [experts], -1: not resident. Must be older than the kernel before
+      nullptr;  ///< [experts], -1: not resident. Must be older than the two kernels before
   const std::uint8_t* shared_expert = nullptr;  ///< laid out as a slot; only with shape.shared
   float shared_scales[3] = {};
   const std::int32_t* ids = nullptr;      ///< [m][top_k]; -1 adds nothing

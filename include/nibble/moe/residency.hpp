@@ -38,7 +38,6 @@ struct place_request {
   bool ahead_whole_layer = false;
   int ahead_row = 1, ahead_limit = 0;
   std::span<const fetch_entry> guesses, recent;
-  bool drop_guesses = false;
   std::span<const std::int32_t> fetch_of;  ///< empty: all are fetched
 };
 
@@ -46,7 +45,6 @@ struct place_request {
 struct placement {
   std::vector<fetch_entry> demand, ahead;
   std::vector<std::int32_t> on_host;  ///< ids of the layer left to the CPU
-  std::uint32_t came_true = 0;        ///< a bit for each of the first 32 guesses
 };
 
 class host_residency {
@@ -175,16 +173,8 @@ class host_residency {
                                          : std::vector<char>(experts, 0);
     if (request.new_step) tick(request.ticks);
     placement out;
-    for (std::size_t i = 0; i < request.guesses.size(); ++i) {
-      const fetch_entry& guess = request.guesses[i];
-      if (chosen[static_cast<std::size_t>(guess.number) - base]) {
-        ++counts_.ahead_used;
-        if (i < 32) out.came_true |= 1u << i;
-      } else if (request.drop_guesses && slot_of_[static_cast<std::size_t>(guess.number)] == guess.slot) {
-        forget_slot(guess.slot);
-      }
-      if (request.drop_guesses) keep(guess.slot);
-    }
+    for (const fetch_entry& guess : request.guesses)
+      if (chosen[static_cast<std::size_t>(guess.number) - base]) ++counts_.ahead_used;
     for (const fetch_entry& e : request.recent) keep(e.slot);
     std::vector<std::int32_t> missing;
     for (std::size_t id = 0; id < experts; ++id) {

@@ -19,9 +19,6 @@ __device__ __forceinline__ std::uint32_t load_word(const void* p) {
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
-__device__ __forceinline__ void post(std::uint32_t* p, std::uint32_t v) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
 __device__ __forceinline__ void add_count(std::uint64_t& count, unsigned by) {
   atomicAdd(reinterpret_cast<unsigned long long*>(&count), static_cast<unsigned long long>(by));
 }
@@ -177,9 +174,9 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
                                                             int experts, int total) {
   constexpr int warps = Threads / 32;
   static_assert(Threads % 32 == 0 && Threads <= 1024 && Rounds * warps <= Threads);
-  __shared__ std::uint32_t chosen[32], likely[32], guessed[32], kept[Rounds * warps];
+  __shared__ std::uint32_t chosen[32], likely[32], kept[Rounds * warps];
   __shared__ int next_slots[Threads];
-  __shared__ unsigned came_true, missing_in[32], likely_in[32];
+  __shared__ unsigned missing_in[32], likely_in[32];
   __shared__ std::uint32_t missing_worth[most_split_misses];
   __shared__ detail::victim_room<Threads, Rounds> room;
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
@@ -190,7 +187,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
 
   std::uint32_t key[Rounds], worth = worth_never, now = 0;
   float scales[3] = {};
-  int slot = -1, next_slot = -1, guess = -1, guess_slot = -1, recent_slot = -1;
+  int slot = -1, next_slot = -1, guess = -1, recent_slot = -1;
   constexpr bool scales_early = Rounds <= 24;  // beyond, registers are short
   const auto read_scales = [&] {
 #pragma unroll
@@ -205,10 +202,8 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
       if (ahead) next_slot = static_cast<int>(detail::load_word(s.slot_of + number + experts));
     }
     now = detail::load_word(s.clock);
-    if (p.guesses != nullptr && an_expert && thread < static_cast<int>(detail::load_word(p.guesses))) {
+    if (p.guesses != nullptr && an_expert && thread < static_cast<int>(detail::load_word(p.guesses)))
       guess = static_cast<int>(detail::load_word(p.guesses + 4 + 2 * thread)) - p.layer * experts;
-      guess_slot = static_cast<int>(detail::load_word(p.guesses + 5 + 2 * thread));
-    }
     if (p.recent != nullptr && an_expert && thread < static_cast<int>(detail::load_word(p.recent)))
       recent_slot = static_cast<int>(detail::load_word(p.recent + 5 + 2 * thread));
 #pragma unroll
@@ -218,8 +213,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
     }
   };
   if (p.tables_settled) read_tables();
-  if (thread < 32) chosen[thread] = 0, likely[thread] = 0, guessed[thread] = 0;
-  if (thread == 0) came_true = 0;
+  if (thread < 32) chosen[thread] = 0, likely[thread] = 0;
   for (int i = thread; i < Rounds * warps; i += Threads) kept[i] = 0;
   __syncthreads();
   device::wait_for_previous_grid();
@@ -259,10 +253,6 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
           atomicOr(&likely[id >> 5], 1u << (id & 31));
     }
   }
-  if (guess >= 0 && guess < experts) {
-    atomicOr(&guessed[guess >> 5], 1u << (guess & 31));
-    if (p.drop_guesses) keep(guess_slot);
-  }
   keep(recent_slot);
   __syncthreads();
 
@@ -292,11 +282,9 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
       s.worth[number] = worth;
       s.slot_key[slot] = worth;
     }
-  } else if (p.drop_guesses && slot >= 0 && bit(guessed)) {
-    s.slot_of[number] = -1, s.expert_of[slot] = -1, s.slot_key[slot] = worth_never;
   }
   if (guess >= 0 && guess < experts && (chosen[guess >> 5] >> (guess & 31) & 1u) != 0)
-    atomicOr(&came_true, thread < 32 ? 1u << thread : 0u), detail::add_count(s.counts->ahead_used, 1);
+    detail::add_count(s.counts->ahead_used, 1);
   const bool next_missing = ahead && bit(likely) && next_slot < 0;
   if (ahead && bit(likely)) keep(next_slot);
   const unsigned missing_lanes = __ballot_sync(0xFFFF'FFFFu, missing);
@@ -312,7 +300,6 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   if (thread == 0) {
     detail::add_count(s.counts->hits, static_cast<unsigned>(asked - misses));
     if (misses > 0) detail::add_count(s.counts->misses, static_cast<unsigned>(misses));
-    if (p.guesses != nullptr) p.guesses[1] = static_cast<int>(came_true);
   }
 
   // The rank of a missing expert, and how many are to be fetched.
@@ -416,13 +403,6 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
     if (fetched > places) detail::add_count(s.counts->unplaced, static_cast<unsigned>(fetched - places));
     if (places > 0) detail::add_count(s.counts->placed, static_cast<unsigned>(places));
     if (ahead_count > 0) detail::add_count(s.counts->ahead, static_cast<unsigned>(ahead_count));
-  }
-  if (p.posted != nullptr) {
-    __syncthreads();
-    if (thread == 0) {
-      __threadfence();
-      detail::post(p.posted, static_cast<std::uint32_t>(p.layer) + 1);
-    }
   }
 }
 

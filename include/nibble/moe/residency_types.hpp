@@ -97,9 +97,8 @@ struct residency_counts {
   friend constexpr bool operator==(const residency_counts&, const residency_counts&) = default;
 };
 
-/// A list of experts to fetch, in device memory: words[0] is the number of entries; words[1], in a list of
-/// guesses, has a bit for each entry (of the first 32) that came true; entry i is words[4 + 2i] = expert
-/// number, words[5 + 2i] = slot.
+/// A list of experts to fetch, in device memory: words[0] is the number of entries; entry i is
+/// words[4 + 2i] = expert number, words[5 + 2i] = slot.
 [[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t fetch_list_words(int experts) {
   return (4 + 2 * static_cast<std::size_t>(experts) + 63) / 64 * 64;
 }
@@ -115,8 +114,6 @@ struct residency_view {
   std::uint32_t* clock = nullptr;        ///< [1]
   residency_counts* counts = nullptr;    ///< [1]
   std::int32_t* lists = nullptr;         ///< [2 · layers][fetch_list_words]: demand lists, then lists ahead
-  std::uint32_t* posted = nullptr;       ///< [1]: placements of this step that a fetch_stream may read
-  std::uint32_t* done = nullptr;         ///< [layers]: blocks of it that have brought the layer's experts
   int slot_count = 0;
 
   [[nodiscard]] NIBBLE_HOST_DEVICE std::int32_t* demand_list(const residency_shape& s, int layer) const {
@@ -130,7 +127,7 @@ struct residency_view {
 /// Byte offsets of a residency_view's arrays in one block, each a multiple of 256.
 struct residency_layout {
   std::size_t slot_of = 0, expert_of = 0, slot_key = 0, worth = 0, slot_scales = 0, expert_scales = 0,
-              clock = 0, counts = 0, lists = 0, posted = 0, done = 0;
+              clock = 0, counts = 0, lists = 0;
   std::size_t bytes = 0;
 };
 
@@ -152,8 +149,6 @@ struct residency_layout {
   l.clock = take(4);
   l.counts = take(sizeof(residency_counts));
   l.lists = take(4 * 2 * static_cast<std::size_t>(s.layers) * fetch_list_words(s.experts));
-  l.posted = take(4 * (1 + static_cast<std::size_t>(s.layers)));
-  l.done = l.posted + 4;
   return l;
 }
 
@@ -174,8 +169,6 @@ struct residency_layout {
   at(v.clock, l.clock);
   at(v.counts, l.counts);
   at(v.lists, l.lists);
-  at(v.posted, l.posted);
-  at(v.done, l.done);
   v.slot_count = slot_count;
   return v;
 }
@@ -229,13 +222,11 @@ struct place_params {
   int ahead_row = 1;    ///< ids of a row: top_k
   int ahead_limit = 0;  ///< most guesses; more than most_guess_candidates: any, the lower ids first
 
-  /// The ahead_list of the layer before, whose guesses were for this one; null: there were none.
-  std::int32_t* guesses = nullptr;
-  /// The bytes of guesses may not have come. Those that are not asked for now give up their slots, which stay
-  /// out of use for this and the next placement; those that are get their bits in words[1] of the list.
-  bool drop_guesses = false;
-  /// A list whose slots are not refilled by this placement, because their bytes may still be coming: the list
-  /// before `guesses` where guesses are dropped, `guesses` itself where they are not. Null: none.
+  /// The ahead_list of the layer before, whose guesses were for this one: those that came true are counted.
+  /// Null: there were none.
+  const std::int32_t* guesses = nullptr;
+  /// A list whose slots are not refilled by this placement, because their bytes may still be coming: that of
+  /// `guesses`. Null: none.
   const std::int32_t* recent = nullptr;
 
   /// Misses left to the CPU: of k ≤ most_split_misses misses the fetch_of[k] of most worth are fetched, ties
@@ -244,8 +235,6 @@ struct place_params {
   const std::int32_t* fetch_of = nullptr;  ///< [most_split_misses + 1]
   std::int32_t* host_list = nullptr;       ///< [4 + most_split_misses] out
 
-  /// Where not null, becomes layer + 1 when everything is written: a fetch_stream waits for it.
-  std::uint32_t* posted = nullptr;
   /// The tables are older than the kernel just before: they are read before waiting for it. False where two
   /// placements follow each other directly.
   bool tables_settled = true;
