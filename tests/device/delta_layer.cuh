@@ -120,6 +120,18 @@ struct layer {
     return delta_test::gates_of(s, x, ba, wide(a_log), wide(dt_bias), rows);
   }
 
+  /// What went into the convolution's results: they may be small where their terms cancel.
+  std::vector<double> conv_sizes(const std::vector<double>& inputs, const std::vector<double>& before) const {
+    const auto sizes = [](std::vector<double> of) {
+      for (double& e : of) e = std::fabs(e);
+      return of;
+    };
+    auto window_sizes = sizes(before);
+    auto y = ref::causal_conv_silu(sizes(inputs), sizes(wide(conv)), 4, s.channels(), window_sizes);
+    for (double& e : y) e *= 2;  // silu of what is positive is at least half of it
+    return y;
+  }
+
   /// The fp64 outputs of `rows` rows appended to a slot's sequence.
   /// \param given the gates a kernel has computed and `gates_of` has approved; without, those of fp64, and
   /// what a kernel's may differ is part of the tolerance
@@ -134,9 +146,12 @@ struct layer {
       std::copy_n(from, channels, inputs.begin() + r * channels);
       std::copy_n(from + channels, s.value_width(), z.begin() + r * s.value_width());
     }
+    const auto sizes = conv_sizes(inputs, window[slot]);
     const auto y = ref::causal_conv_silu(inputs, wide(conv), 4, s.channels(), window[slot]);
-    std::vector<double> q, k, v;
+    std::vector<double> q, k, v, v_sizes;
     for (int r = 0; r < rows; ++r) {
+      v_sizes.insert(v_sizes.end(), sizes.data() + r * channels + 2 * s.key_width(),
+                     sizes.data() + (r + 1) * channels);
       const double* from = y.data() + r * channels;
       q.insert(q.end(), from, from + s.key_width());
       k.insert(k.end(), from + s.key_width(), from + 2 * s.key_width());
@@ -150,15 +165,15 @@ struct layer {
                                  all.begin() + static_cast<std::ptrdiff_t>(row + 1) * width);
     };
     for (int r = 0; r < rows; ++r) {
-      const auto values = row_of(v, r, s.value_width());
       std::vector<double> log_decay = row_of(g.decay, r, s.value_heads);
       for (double& e : log_decay) e = std::log(e);
-      const auto out = ref::delta_rule(row_of(q, r, s.key_width()), row_of(k, r, s.key_width()), values,
-                                       log_decay, row_of(g.beta, r, s.value_heads),
-                                       {s.key_heads, s.value_heads, s.key_dim, s.value_dim}, state[slot]);
+      const auto out =
+          ref::delta_rule(row_of(q, r, s.key_width()), row_of(k, r, s.key_width()),
+                          row_of(v, r, s.value_width()), log_decay, row_of(g.beta, r, s.value_heads),
+                          {s.key_heads, s.value_heads, s.key_dim, s.value_dim}, state[slot]);
       o.insert(o.end(), out.begin(), out.end());
-      const auto of_row = error[slot].after(s, g, r, given == nullptr, values,
-                                            error[slot].largest_to_come(s, v, r, rows), state[slot]);
+      const auto of_row = error[slot].after(s, g, r, given == nullptr, row_of(v_sizes, r, s.value_width()),
+                                            error[slot].largest_to_come(s, v_sizes, r, rows), state[slot]);
       lost.insert(lost.end(), of_row.begin(), of_row.end());
     }
     return {ref::gated_rms_norm(o, z, wide(norm), 1e-6), gated_tolerance(s, o, lost, z, wide(norm), 1e-6)};

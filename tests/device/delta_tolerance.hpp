@@ -104,9 +104,9 @@ inline gates gates_of(const delta_shape& s, const std::vector<double>& x,
 ///
 /// A token's update is S ← e^g (S − β k̂ k̂ᵀS) + β k̂ vᵀ, and no column of S grows by its first part: what a
 /// column lost earlier does not grow either. What each token adds is a share of the largest number that took
-/// part: v, or the column as it was at any token of the chunk, as a chunk's products go back to where it
-/// began (k̂ᵀS of a token is then a difference of numbers as large as before the tokens between). Losses of
-/// different tokens have nothing to do with each other: their squares add up.
+/// part: a term of v, or the column as it was at any token of the chunk, as a chunk's products go back to
+/// where it began (k̂ᵀS of a token is then a difference of numbers as large as before the tokens between).
+/// Losses of different tokens have nothing to do with each other: their squares add up.
 ///
 /// In a chunk a column has one scale, and numbers below 2^-33 of the column's largest are lost even where
 /// that comes later.
@@ -121,20 +121,20 @@ class delta_error {
       : largest_(static_cast<std::size_t>(s.value_width())), squares_(largest_.size()) {}
 
   /// Of row `row` and the next token's position: the largest sizes of v behind it in its chunk.
-  [[nodiscard]] std::vector<double> largest_to_come(const delta_shape& s, const std::vector<double>& v,
+  [[nodiscard]] std::vector<double> largest_to_come(const delta_shape& s, const std::vector<double>& sizes,
                                                     int row, int rows) const {
     std::vector<double> largest(largest_.size());
     const int left = delta_chunk - 1 - static_cast<int>(position_ % delta_chunk);
     for (int r = row + 1; r < std::min(rows, row + 1 + left); ++r)
       for (std::size_t c = 0; c < largest.size(); ++c)
-        largest[c] = std::max(largest[c], std::fabs(v[static_cast<std::size_t>(r) * s.value_width() + c]));
+        largest[c] = std::max(largest[c], sizes[static_cast<std::size_t>(r) * s.value_width() + c]);
     return largest;
   }
   /// A token later. \param unsure the kernel's gates may be off by their tolerances
-  /// \param largest_to_come of v, in later rows of the chunk  \param state after it  \return how far the
-  /// token's o may be away
+  /// \param sizes of v  \param largest_to_come of them, in later rows of the chunk  \param state after it
+  /// \return how far the token's o may be away
   std::vector<double> after(const delta_shape& s, const gates& g, int row, bool unsure,
-                            const std::vector<double>& values, const std::vector<double>& largest_to_come,
+                            const std::vector<double>& sizes, const std::vector<double>& largest_to_come,
                             const std::vector<double>& state) {
     const bool begins = position_++ % delta_chunk == 0;
     std::vector<double> lost(largest_.size());
@@ -148,7 +148,7 @@ class delta_error {
           norm += e * e;
         }
         norm = std::sqrt(norm);
-        largest_[at] = std::max({begins ? before(at) : largest_[at], norm, std::fabs(values[at])});
+        largest_[at] = std::max({begins ? before(at) : largest_[at], norm, sizes[at]});
         before(at) = norm;
         const double gates_lost = unsure ? g.decay_tolerance[gate] + 2 * g.beta_tolerance[gate] : 0;
         squares_[at] =
