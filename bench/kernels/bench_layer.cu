@@ -78,7 +78,7 @@ struct delta_setup {
     p.norm = random_float(delta.value_dim, 0.5, 1.5);
     std::vector<std::int32_t> first, position, slot;
     for (int s = 0; s <= sequences; ++s) first.push_back(s * (rows / sequences));
-    for (int s = 0; s < sequences; ++s) position.push_back(100 + s), slot.push_back(s);
+    for (int s = 0; s < sequences; ++s) position.push_back(128 + s), slot.push_back(s);
     p.step.sequences = sequences, p.step.first_row = upload(first), p.step.position = upload(position);
     p.step.slot = upload(slot), p.rows = rows;
   }
@@ -120,23 +120,36 @@ void time_prefill() {
         delta_setup::layers, [&](int i) { good(family::launch(setup.layer(i), chained)); }, 7);
     add("delta_prefill", "35b", rows, us,
         rows * 2.0 * (delta.projected() + delta.value_width() + delta.hidden));
-    const auto part = [&](const char* name, auto kernel, dim3 grid, int threads, int shared) {
+    const auto part = [&](const char* name, auto kernel, dim3 grid, int threads, int shared, auto... more) {
       const double each = graph_time(
           delta_setup::layers,
           [&](int i) {
             good(launch(kernel, grid, threads, static_cast<std::size_t>(shared), chained, name,
-                        setup.layer(i)));
+                        setup.layer(i), more...));
           },
           7);
       add(name, "35b", rows, each, 0);
     };
-    const auto tiles = static_cast<unsigned>(rows / delta_run + 1);
     part("delta_gates", delta_gates_kernel_of<delta>, dim3(static_cast<unsigned>(rows / 64)), 256,
          family::product::shared_bytes);
-    part("delta_conv", delta_conv_kernel_of<delta>, dim3(tiles, 8), 256, 0);
-    part("delta_recurrence", delta_recurrence_kernel_of<delta>, dim3(4, 32, 1), 128,
-         family::stream::shared_bytes);
-    part("delta_norm", delta_norm_kernel_of<delta>, dim3(tiles, 4), 256, 0);
+    part("delta_conv", delta_conv_kernel_of<delta>, dim3(static_cast<unsigned>(rows / delta_conv_run + 1), 8),
+         256, 0);
+    using solve = family::solve;
+    using chunk = family::chunk;
+    part("delta_solve", delta_solve_kernel_of<delta>,
+         dim3(static_cast<unsigned>(rows / delta_chunk), static_cast<unsigned>(32 / solve::heads)),
+         solve::threads, solve::shared_bytes);
+    part("delta_chunk", delta_chunk_kernel_of<delta>, dim3(4, 32, 1), chunk::threads, chunk::shared_bytes);
+    part("delta_recurrence without tokens", delta_recurrence_kernel_of<delta>, dim3(4, 32, 1),
+         device::delta_threads, family::stream::shared_bytes, false);
+    part("delta_norm", delta_norm_kernel_of<delta>, dim3(static_cast<unsigned>(rows / delta_norm_run + 1), 4),
+         256, 0);
+    // 63 tokens before the chunks and one behind them.
+    setup.p.step.position = upload(std::vector<std::int32_t>{129});
+    add("delta_prefill from position 129", "35b", rows,
+        graph_time(
+            delta_setup::layers, [&](int i) { good(family::launch(setup.layer(i), chained)); }, 7),
+        0);
     BENCH_CHECK(cudaFree(setup.p.workspace));
     BENCH_CHECK(cudaFree(setup.p.pool.base));
   }

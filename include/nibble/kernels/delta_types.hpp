@@ -74,14 +74,58 @@ struct delta_shape {
          static_cast<std::size_t>(4 * (16 * pair + lane) + 2 * (i % 2) + column % 2);
 }
 
+/// Tokens of a chunk, and from where to where a sequence's piece goes in chunks.
+inline constexpr int delta_chunk = 64;
+
+/// q̂ of chunks is so many times larger, so that what is left of its small numbers is not lost in f16.
+inline constexpr float delta_query_factor = 64;
+
+/// The part of a piece that is computed in chunks: whole chunks that begin at absolute positions that are
+/// multiples of delta_chunk, all of them. What is before and behind goes token by token.
+struct delta_chunks {
+  int first = 0;  ///< row of the first chunk, from the piece's first row
+  int count = 0;  ///< chunks
+};
+/// \param position of the piece's first row; negative: padding  \param rows of the piece
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr delta_chunks delta_chunks_of(int position, int rows) {
+  const int first = (delta_chunk - position % delta_chunk) % delta_chunk;
+  return position < 0 || rows - first < delta_chunk ? delta_chunks{}
+                                                    : delta_chunks{first, (rows - first) / delta_chunk};
+}
+
+/// What is prepared of a chunk and value head, as the chunks' kernel reads it: T, then A, both lower
+/// triangular, as f16 and the f16 of what is left, in squares of 16 × 16, the squares of a row one after
+/// another, row after row. Of a square the upper eight rows come first; a lane's 16 bytes are its right
+/// operand of the matrix instruction and that of what is left.
+struct delta_chunk_record {
+  static constexpr int squares = 10, square_bytes = 1024;
+  static constexpr int matrix_bytes = squares * square_bytes;
+  static constexpr int factors_at = 2 * matrix_bytes;  ///< γ_i, then γ_last / γ_i, in fp32
+  static constexpr int bytes = factors_at + 8 * delta_chunk;
+
+  /// Where 8 rows × 16 columns of a matrix lie.
+  [[nodiscard]] NIBBLE_HOST_DEVICE static constexpr int at(int eight_rows, int sixteen_columns) {
+    const int square = eight_rows / 2;
+    return square_bytes * (square * (square + 1) / 2 + sixteen_columns) + square_bytes / 2 * (eight_rows % 2);
+  }
+};
+
+/// Where the records of a workspace begin, in bytes: behind q̂ | k̂ | v (o takes the place of v) in fp32 and
+/// decay and β. A row of a chunk has q̂ and k̂ as pairs of f16, the second what the first left, in the same
+/// bytes: the head's first ones, then its second ones; q̂ times delta_query_factor.
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t delta_records_at(int channels, int value_heads,
+                                                                        int rows) {
+  const std::size_t floats = static_cast<std::size_t>(channels) + 2 * static_cast<std::size_t>(value_heads);
+  return (4 * floats * static_cast<std::size_t>(rows) + 255) / 256 * 256;
+}
+
 /// Workspace of a prefill launch over `rows` rows, in bytes; 256-byte aligned, contents do not matter.
-/// Per row: q̂ | k̂ | v in fp32 (o takes the place of v), the b|a products, decay and β.
+/// Per row: see delta_records_at; per 64 rows and value head a record.
 [[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t delta_prefill_workspace_bytes(const delta_shape& s,
                                                                                      int rows) {
-  const std::size_t floats = static_cast<std::size_t>(s.channels()) +
-                             2 * static_cast<std::size_t>(s.value_heads) +
-                             2 * static_cast<std::size_t>(s.value_heads);
-  return (4 * floats * static_cast<std::size_t>(rows) + 255) / 256 * 256;
+  return delta_records_at(s.channels(), s.value_heads, rows) + static_cast<std::size_t>(rows / delta_chunk) *
+                                                                   static_cast<std::size_t>(s.value_heads) *
+                                                                   delta_chunk_record::bytes;
 }
 
 }  // namespace nibble
