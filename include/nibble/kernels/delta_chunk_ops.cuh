@@ -26,8 +26,9 @@ __device__ __forceinline__ void mma_f16_in_order(float (&c)[4], const std::uint3
 #endif
 }
 
-/// Four 8 × 8 matrices of f16; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], std::uint32_t address) {
+/// Four 8 × 8 matrices of f16; lane l gives the address of row l % 8 of matrix l / 8. Barriers order them:
+/// they do not clobber memory, which would cost registers that there are not.
+__device__ __forceinline__ void load_f16_matrices(std::uint32_t (&to)[4], std::uint32_t address) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -35,7 +36,7 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], std::uint3
 #endif
 }
 /// The same, transposed.
-__device__ __forceinline__ void load_matrices_turned(std::uint32_t (&to)[4], std::uint32_t address) {
+__device__ __forceinline__ void load_f16_matrices_turned(std::uint32_t (&to)[4], std::uint32_t address) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -54,10 +55,10 @@ __device__ __forceinline__ std::uint32_t halves(float a, float b) {
   return *reinterpret_cast<const std::uint32_t*>(&v);
 }
 /// A pair of numbers as f16 and what is left of them as f16.
-struct split_pair {
+struct f16_parts {
   std::uint32_t first, rest;
 };
-__device__ __forceinline__ split_pair split(float a, float b) {
+__device__ __forceinline__ f16_parts split(float a, float b) {
   const __half2 v = __floats2half2_rn(a, b);
   const float2 back = __half22float2(v);
   return {*reinterpret_cast<const std::uint32_t*>(&v), halves(__fsub_rn(a, back.x), __fsub_rn(b, back.y))};
@@ -69,7 +70,7 @@ __device__ __forceinline__ void split_operand(std::uint32_t (&first)[4], std::ui
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float(&from)[4] = i < 2 ? left : right;
-    const split_pair p = split(from[2 * (i % 2)], from[2 * (i % 2) + 1]);
+    const f16_parts p = split(from[2 * (i % 2)], from[2 * (i % 2) + 1]);
     first[i] = p.first, rest[i] = p.rest;
   }
 }

@@ -205,7 +205,7 @@ __device__ __forceinline__ void convolve_run(const delta_rule_params& p, const r
         std::uint32_t first[each / 2], left[each / 2];
 #pragma unroll
         for (int i = 0; i < each; i += 2) {
-          const split_pair v = split(__fmul_rn(y[i], pair_factor), __fmul_rn(y[i + 1], pair_factor));
+          const f16_parts v = split(__fmul_rn(y[i], pair_factor), __fmul_rn(y[i + 1], pair_factor));
           first[i / 2] = v.first, left[i / 2] = v.rest;
         }
         if constexpr (each == 4) {

@@ -53,14 +53,14 @@ __device__ __forceinline__ void triangle_product(float (&c)[8][4], std::uint32_t
 #pragma unroll
   for (int k = 0; k < KeyDim / 16; ++k) {
     std::uint32_t first[4], rest[4];
-    load_matrices(first, from_a ^ (k << 5));
-    load_matrices(rest, (from_a ^ (k << 5)) + rows::bytes);
+    load_f16_matrices(first, from_a ^ (k << 5));
+    load_f16_matrices(rest, (from_a ^ (k << 5)) + rows::bytes);
     std::uint32_t at[4][4], left[4][4];
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair)
       if (pair <= square) {
-        load_matrices(at[pair], (from_b ^ (k << 5)) + pair * 16 * rows::row_bytes);
-        load_matrices(left[pair], (from_b ^ (k << 5)) + pair * 16 * rows::row_bytes + rows::bytes);
+        load_f16_matrices(at[pair], (from_b ^ (k << 5)) + pair * 16 * rows::row_bytes);
+        load_f16_matrices(left[pair], (from_b ^ (k << 5)) + pair * 16 * rows::row_bytes + rows::bytes);
       }
     const auto multiply = [&](const std::uint32_t(&x)[4], const std::uint32_t(&y)[4][4]) {
 #pragma unroll
@@ -143,7 +143,7 @@ __device__ __forceinline__ void invert_below(float* x, const float* l, float* y,
 
 /// A lane's part of 8 rows × 16 columns of a record. \param near,far elements 2 (lane % 4) and the next of
 /// the row lane / 4, in the columns 0 … 7 and in the columns 8 … 15
-__device__ __forceinline__ void store_part(std::byte* part, const split_pair& near, const split_pair& far) {
+__device__ __forceinline__ void store_part(std::byte* part, const f16_parts& near, const f16_parts& far) {
   reinterpret_cast<uint4*>(part)[threadIdx.x & 31] = make_uint4(near.first, far.first, near.rest, far.rest);
 }
 
@@ -238,7 +238,7 @@ __global__ __launch_bounds__((
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             const int row = 16 * query_square + 8 * h + g;
-            split_pair part[2];
+            f16_parts part[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
               const int column = 16 * square + 8 * i + t2;
