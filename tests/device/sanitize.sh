@@ -47,11 +47,15 @@ attention              prefill   mri
 delta                  small     mri
 delta                  decode    mri
 delta                  prefill   m.i
+delta_chunks           small     mri
+delta_chunks           chunks    m.i
 router                 small     mri
 router                 router    mri
 sampling               small     mri
 residency              small     mri
 residency              real      m.i
+offload                together  m..
+offload                ahead     m..
 fetch                  direct    mri
 fetch                  beside    mri
 fetch                  host      m..
