@@ -7,6 +7,8 @@
 #include <memory>
 #include <random>
 
+#include "device_test.cuh"
+#include "nibble/core/launch.cuh"
 #include "nibble/moe/residency_device.cuh"
 
 namespace device_test {
@@ -32,6 +34,15 @@ inline std::unique_ptr<nibble::moe::expert_store> make_store(int count, std::siz
               0.005f + 0.0001f * static_cast<float>(number)};
   });
   return store;
+}
+
+/// Allows the kernels of a family their shared memory, as a start does.
+template <class Family>
+void prepare_kernels() {
+  NIBBLE_GOOD(
+      Family::for_each_kernel([](auto kernel, int threads, std::size_t shared_bytes, const char* name) {
+        return nibble::prepare(kernel, threads, shared_bytes, name);
+      }));
 }
 
 }  // namespace device_test

@@ -112,6 +112,7 @@ void histories_with(std::size_t slot_bytes) {
 /// Lists that no placement would write and pieces of any size: what is named arrives, every other byte stays.
 void pieces() {
   using family = moe::beside_fetch_family;
+  device_test::prepare_kernels<family>();
   constexpr std::size_t chunk = family::chunk_bytes, lap = chunk * family::blocks * family::stages;
   struct sizes {
     int experts;
@@ -387,6 +388,7 @@ const bool registered[] = {
                      }),
     device_test::add("beside", "arbitrary histories",
                      [] {
+                       device_test::prepare_kernels<moe::beside_fetch_family>();
                        for (const std::size_t slot_bytes : {128, 128 * 77, 128 * 1000})
                          histories(slot_bytes, [](const moe::fetch_params& f) {
                            return moe::beside_fetch_family::launch(f, chained);

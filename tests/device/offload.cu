@@ -21,6 +21,7 @@ const launch_options chained{device_test::stream(), device_test::chained};
 
 /// The whole: starts warm, serves, fails a step and goes on, shrinks and grows under the same view.
 void together(int locked_experts) {
+  device_test::prepare_kernels<moe::beside_fetch_family>();
   const std::size_t slot_bytes = 128 * 33;
   const auto store =
       make_store(shape.total(), slot_bytes, static_cast<std::uint64_t>(locked_experts) * slot_bytes);
@@ -144,6 +145,7 @@ void together(int locked_experts) {
 /// A layer ahead in captured steps: after replays with routes that guesses foresee, foresee in part or do
 /// not, the tables are the host's, and every slot holds the bytes of the expert that they name.
 void ahead() {
+  device_test::prepare_kernels<moe::beside_fetch_family>();
   constexpr std::size_t slot_bytes = 128 * 133;
   const auto store = make_store(shape.total(), slot_bytes, UINT64_MAX);
   cudaStream_t side;

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "nibble/kernels/ring_release.hpp"
 #include "nibble/nvfp4/gemm_tile.cuh"
 #include "nibble/nvfp4/wgmma.cuh"
 
@@ -174,7 +175,7 @@ struct wide_product {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         wgmma_wait<1>();  // the run before the last has read its registers
-        if (i == 1 && before >= 0 && lane == 0) barrier_arrive(empty + 8 * before);
+        if (i == 1 && before >= 0 && lane < ring_arrivals) barrier_arrive(empty + 8 * before);
 #pragma unroll
         for (int r = 0; r < RowBlocks; ++r) decode_run<Format>(a[i % 2][r], weights + r * bytes, i, lane);
         wgmma_fence();
@@ -190,7 +191,7 @@ struct wide_product {
       next_stage();
     }
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(empty + 8 * before);
+    if (lane < ring_arrivals) barrier_arrive(empty + 8 * before);
 #pragma unroll
     for (int r = 0; r < RowBlocks; ++r)
       if (first_tile + r <= now.last_tile) work.emit(now, context, acc[r], first_tile + r, lane);
@@ -208,7 +209,7 @@ __device__ __forceinline__ void run_wide(const Work& work, const Prologue& units
   if (threadIdx.x == 0) {
     for (int s = 0; s < plan::stages; ++s) {
       barrier_init(shared_address(&full[s]), 256);  // copies of weights, stores of activations
-      barrier_init(shared_address(&empty[s]), 8);
+      barrier_init(shared_address(&empty[s]), 8 * ring_arrivals);
     }
     barrier_init_fence();
   }

@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "nibble/kernels/fragment.cuh"
+#include "nibble/kernels/ring_release.hpp"
 #include "nibble/nvfp4/gemv_epilogue.cuh"
 #include "nibble/nvfp4/gemv_input.cuh"
 #include "nibble/nvfp4/gemv_types.hpp"
@@ -361,14 +362,6 @@ __device__ __forceinline__ void gemv_one_shot(const gemv_params<Epilogue, Input>
     Epilogue::finish(p.out, out, p.m);
   }
 }
-
-/// Lanes of a warp that say it has read a ring slot. One is enough, behind a __syncwarp; the race checker
-/// does not follow that, so a program it is to see clean lets every lane arrive.
-#ifdef NIBBLE_RING_EVERY_LANE
-inline constexpr int ring_arrivals = 32;
-#else
-inline constexpr int ring_arrivals = 1;
-#endif
 
 template <resident_layout Layout, gemv_policy Policy, class Epilogue, class Input>
 __device__ __forceinline__ void gemv_ring(const gemv_params<Epilogue, Input>& p) {
