@@ -285,14 +285,14 @@ class Lifecycle(unittest.TestCase):
         self.assertIn("API key", server.errors())
 
     def test_wishes_about_a_gpu_on_the_cpu(self):
-        for wishes, said in ((("--expert-slots", "40"), True), ((), False)):
+        for wishes, said in ((("--expert-slots", "40"), True), (("--expert-ahead", "4"), True), (("--lock-limit", "1GiB"), True), ((), False)):
             server = Server("--device", "host", *wishes)
             text = ""
             for line in server.process.stdout:
                 text += line
                 if "ready, serving" in line:
                     break
-            self.assertEqual("say nothing on the CPU" in text, said, text)
+            self.assertEqual("have no effect on the CPU" in text, said, text)
             self.assertEqual(server.stop(), 0)
 
     def test_names_and_ipv6(self):

@@ -155,6 +155,7 @@ std::string paper_plan::json() const {
   out["state_slot_bytes"] = bytes.state_slot_bytes;
   out["expert_slots"] = plan.expert_slots;
   out["expert_slot_bytes"] = bytes.expert_slot_bytes;
+  out["expert_map_bytes"] = bytes.expert_map_bytes;
   out["experts"] = bytes.experts;
   out["captured_sizes"] = json::array(plan.captured_sizes.begin(), plan.captured_sizes.end());
   out["lines"] = json::parse(plan.lines.json_rows());

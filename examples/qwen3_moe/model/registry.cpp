@@ -139,11 +139,12 @@ std::unique_ptr<loaded_model> load_model(const std::filesystem::path& folder, co
     model = compiled->load(opened.source, binding, limits, options.mode, options.threads);
     model->device = options.device == device_choice::host ? "host, as asked" : "host, because " + why_host;
     if (options.mode == nibble::load_mode::map) model->mapped_files = opening;
-    if (!(options.cuda == cuda_options{}))
+    const expert_keeping& experts = options.experts;
+    if (!(options.cuda == cuda_options{}) || experts.cache_file || experts.ahead != usual_ahead ||
+        experts.lock_limit_bytes != UINT64_MAX)
       model->notes.push_back(
-          "the wishes about a GPU's memory (--vram-limit, --kv-bytes, --kv-fp8, --expert-slots) say nothing "
-          "on "
-          "the CPU");
+          "options about a GPU's memory and how its experts come (--vram-limit, --kv-bytes, --kv-fp8, "
+          "--expert-slots, --expert-cache, --expert-ahead, --lock-limit) have no effect on the CPU");
   }
   model->compiled_name = compiled->name;
   model->config = config;

@@ -298,10 +298,11 @@ class planner {
     const std::uint64_t map = map_of(slots);
     lines.plan(ledger_line::expert_slots,
                saturating_add(rounded(slots, model_.expert_slot_bytes), saturating_align(map, granule)),
-               experts() == 0 ? ""
-                              : std::to_string(slots) + " of " + std::to_string(experts()) + " experts, " +
-                                    bytes_text(model_.expert_slot_bytes) + " each" +
-                                    (map > 0 ? ", " + bytes_text(map) + " to address the others" : ""));
+               experts() == 0
+                   ? ""
+                   : std::to_string(slots) + " of " + std::to_string(experts()) + " experts, " +
+                         bytes_text(model_.expert_slot_bytes) + " each" +
+                         (map > 0 ? ", " + bytes_text(map) + " of page tables for host memory" : ""));
     return lines;
   }
 
@@ -405,8 +406,14 @@ class planner {
   }
 
   [[noreturn]] void refuse(const plan_levels& at) const {
-    const ledger lines = lines_of(at);
-    const std::uint64_t total = budget_for(total_of(at) - reserve_), missing = total - budget_;
+    const std::uint64_t without_reserve = total_of(at) - reserve_, total = budget_for(without_reserve),
+                        missing = total - budget_;
+    // The ledger of that least budget: its reserve, and page tables as long as they may become.
+    const std::uint64_t longest = u(request_.context_tokens.value_or(context_limit()));
+    ledger lines = lines_of(at);
+    lines.plan(ledger_line::workspace, saturating_align(workspace_of(at, longest), request_.granule_bytes),
+               std::to_string(at.step_tokens) + " tokens a step, page tables for " + std::to_string(longest));
+    lines.plan(ledger_line::reserve, total - without_reserve);
     std::string text = "the model does not fit: the least plan takes " + bytes_text(total) + ", there are " +
                        bytes_text(budget_) + ", " + bytes_text(missing) + " too few\n" + lines.text();
     for (const auto& note : notes_) text += note + "\n";

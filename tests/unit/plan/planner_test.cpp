@@ -262,6 +262,8 @@ TEST_CASE("plan: the memory a refusal asks for is enough, and a granule less is 
       static_cast<void>(plan_memory(card(total), large_moe(), {}));
     } catch (const plan_refused& problem) {
       missing = problem.missing_bytes();
+      // The ledger that is shown is the one of that least memory.
+      CHECK(problem.lines().planned_total() == problem.lines().budget_bytes + missing);
     }
     REQUIRE(missing > 0);
     CHECK(plan_memory(card(total + missing), large_moe(), {}).limits.running == 1);
