@@ -156,7 +156,7 @@ def gpu_steps(folder):
         for r in start:
             if "steps" in r:
                 yield (f"- {r['model']}, {r['memory']}: {r['steps']} mixed steps after the start, {r['loads']} loads, {r['allocations']} "
-                       f"allocations, {r['instantiations']} graph instantiations (counted by {r['counted_by']}), {r['lost_bytes']} bytes of free memory lost, the counter's own among them")
+                       f"allocations, {r['instantiations']} graph instantiations (counted by {r['counted_by']}), {r['lost_bytes']} bytes of free memory lost, the counter's own among them; commit {r['commit']}")
         yield ""
     if offload := read("offload.json"):
         yield from offloaded(offload)

@@ -133,6 +133,15 @@ class model {
   }
 
   void allocate(context_type& context, const nibble::memory_plan& plan) {
+    try {
+      allocate_all(context, plan);
+    } catch (...) {
+      slots_ = nibble::device_arena(), pages_ = nibble::device_arena();
+      states_ = nibble::device_memory(), workspace_ = nibble::device_memory();
+      throw;
+    }
+  }
+  void allocate_all(context_type& context, const nibble::memory_plan& plan) {
     using nibble::ledger_line;
     rows_ = plan.limits.step_tokens > plan.limits.running ? plan.limits.step_tokens : plan.limits.running;
     context.measure(ledger_line::workspace,

@@ -20,6 +20,9 @@ struct runner_limits {
   int pages;           ///< pages in the pool, ids 0 … pages-1
   int slots;           ///< recurrent-state slots, ids 0 … slots-1: the most sequences at once
   int step_tokens;     ///< most tokens one step may carry over all its sequences
+  /// Prompts that are cut at multiples of so many tokens give the bits of uncut ones; cut elsewhere, they
+  /// agree within rounding. 1: wherever they are cut.
+  int piece_tokens = 1;
 };
 
 enum class wanted_logits { none, last, all };

@@ -40,9 +40,17 @@ scheduler::shares scheduler::compose() {
     if (left <= (any_prefill ? 1 : 0)) break;
     if (!item->prefilling()) add(item, 1);
   }
+  // A piece that is not the prompt's last ends where a cut changes no bits, if it reaches so far: an answer
+  // should not depend on who shares its steps.
+  const auto piece_of = [&](const generation& item, int tokens) {
+    if (tokens == item.pending()) return tokens;
+    const int end = (item.position_ + tokens) / limits_.piece_tokens * limits_.piece_tokens;
+    return end > item.position_ ? end - item.position_ : tokens;
+  };
   for (const auto& item : order) {
     if (left == 0) break;
-    if (item->prefilling()) add(item, std::min({left, item->pending(), prefill_chunk_tokens_}));
+    if (item->prefilling())
+      add(item, piece_of(*item, std::min({left, item->pending(), prefill_chunk_tokens_})));
   }
   return parts;
 }

@@ -330,7 +330,7 @@ class cuda_backend {
   [[nodiscard]] bool streams_layers(int rows) const {
     if constexpr (shapes::residency.valid())
       return side != nullptr && offload != nullptr && placing() == nibble::moe::place_mode::streaming &&
-             offload->streams_layers(rows);
+             !offload->staged() && offload->streams_layers(rows);
     else
       return false;
   }

@@ -74,7 +74,9 @@ class cuda_core {
   }
 
   [[nodiscard]] nibble::memory_model memory() const {
-    return device_memory_model(c, max_positions_, Kv, Device);
+    nibble::memory_model m = device_memory_model(c, max_positions_, Kv, Device);
+    m.expert_map_bytes = std::min(m.expert_map_bytes, source_.keeping.lock_limit_bytes / 512);
+    return m;
   }
 
   /// Every distinct projection and the head once, on scratch that is given back.
@@ -94,35 +96,14 @@ class cuda_core {
     return s.ok() ? ended : s;
   }
 
+  /// All or nothing: what was there before it failed is given back, so that another plan can count on it.
   void allocate(context_type& context, const nibble::memory_plan& plan) {
-    using nibble::ledger_line;
-    const auto& limits = plan.limits;
-    sizes_ = device_sizes_of(limits.step_tokens, limits.running, limits.context_tokens);
-    context.measure(ledger_line::workspace, [&] {
-      workspace_ = nibble::device_memory(workspace_layout().bytes);
-      zero(workspace_.data(), workspace_.bytes());
-    });
-    context.measure(ledger_line::states, [&] {
-      states_ = nibble::device_memory(plan.state_slots * backend_type::slot_state_bytes);
-      zero(states_.data(), states_.bytes());
-    });
-    context.measure(ledger_line::kv_pages,
-                    [&] { open(kv_pages_, plan.kv_pages * backend_type::page_bytes); });
-    context.measure(ledger_line::expert_slots, [&] { open(expert_slots_, plan.expert_slots * slot_bytes); });
-    const int slots = static_cast<int>(plan.expert_slots);
-    offload_.reset();
-    if (slots >= expert_count(c)) {
-      if (source_.keeping.cache_file) context.log("experts: all fit on the GPU, no cache file is needed");
-      fill_slots();
-    } else {
-      context.measure(ledger_line::expert_slots, [&] { offload(context, slots); });
+    try {
+      allocate_all(context, plan);
+    } catch (...) {
+      give_back();
+      throw;
     }
-    backend_ = backend_type(sizes_, workspace_.data(), stream_);
-    backend_.kv_pages = kv_pages_.base();
-    backend_.states = states_.data();
-    take_experts(slots);
-    send_frequencies();
-    pad_step();
   }
 
   /// Brings KV pages and, where experts are fetched, expert slots to the plan's sizes; their addresses stay.
@@ -195,6 +176,45 @@ class cuda_core {
   using product_family = product_family_of<Leaf, Device>;
   static constexpr std::uint64_t slot_bytes = expert_slot_bytes_of(c);
 
+  void allocate_all(context_type& context, const nibble::memory_plan& plan) {
+    using nibble::ledger_line;
+    const auto& limits = plan.limits;
+    sizes_ = device_sizes_of(limits.step_tokens, limits.running, limits.context_tokens);
+    context.measure(ledger_line::workspace, [&] {
+      workspace_ = nibble::device_memory(workspace_layout().bytes);
+      zero(workspace_.data(), workspace_.bytes());
+    });
+    context.measure(ledger_line::states, [&] {
+      states_ = nibble::device_memory(plan.state_slots * backend_type::slot_state_bytes);
+      zero(states_.data(), states_.bytes());
+    });
+    context.measure(ledger_line::kv_pages,
+                    [&] { open(kv_pages_, plan.kv_pages * backend_type::page_bytes); });
+    context.measure(ledger_line::expert_slots, [&] { open(expert_slots_, plan.expert_slots * slot_bytes); });
+    const int slots = static_cast<int>(plan.expert_slots);
+    offload_.reset();
+    if (slots >= expert_count(c)) {
+      if (source_.keeping.cache_file) context.log("experts: all fit on the GPU, no cache file is needed");
+      fill_slots();
+    } else {
+      context.measure(ledger_line::expert_slots, [&] { offload(context, slots); });
+    }
+    backend_ = backend_type(sizes_, workspace_.data(), stream_);
+    backend_.kv_pages = kv_pages_.base();
+    backend_.states = states_.data();
+    take_experts(slots);
+    send_frequencies();
+    pad_step();
+  }
+  void give_back() {
+    static_cast<void>(cudaStreamSynchronize(stream_));
+    backend_ = {};
+    offload_.reset();
+    kept_.reset();
+    expert_slots_ = {}, kv_pages_ = {};
+    ahead_ = {}, states_ = {}, workspace_ = {};
+  }
+
   void take_experts(int slots) {
     auto& experts = backend_.experts;
     experts.slots = reinterpret_cast<const std::uint8_t*>(expert_slots_.base());
@@ -213,7 +233,7 @@ class cuda_core {
   /// What steps that look ahead need, where that is asked for.
   void look_ahead() {
     static_assert(most_ahead == nibble::moe::most_ahead);
-    backend_.ahead_limit = std::clamp(source_.keeping.ahead, 0, most_ahead);
+    backend_.ahead_limit = std::clamp(source_.keeping.ahead.value_or(usual_ahead(Device)), 0, most_ahead);
     if (backend_.ahead_limit == 0) return;
     constexpr auto rows = static_cast<std::size_t>(nibble::moe::most_ahead_rows);
     constexpr auto top_k = static_cast<std::size_t>(c.experts_per_token);

@@ -172,9 +172,9 @@ class cuda_runner final : public model_runner {
   }
 
   [[nodiscard]] static runner_limits limits_of(const nibble::memory_plan& plan, const device_sizes& sizes) {
-    return {c.vocab_size,        plan.limits.context_tokens,
-            device_page_tokens,  static_cast<int>(plan.kv_pages),
-            plan.limits.running, sizes.step_tokens};
+    return {
+        c.vocab_size,        plan.limits.context_tokens, device_page_tokens, static_cast<int>(plan.kv_pages),
+        plan.limits.running, sizes.step_tokens,          nibble::delta_chunk};
   }
 
   /// Sends the step and launches its forward pass, decode steps of which every row is wanted as a graph.

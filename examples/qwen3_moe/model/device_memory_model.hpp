@@ -79,6 +79,7 @@ inline constexpr std::uint64_t graph_bytes_estimate = std::uint64_t{4} << 20;
   m.layer_experts = static_cast<std::uint64_t>(config.experts);
   m.experts_per_token = static_cast<std::uint64_t>(config.experts_per_token);
   m.expert_map_bytes = m.experts * m.expert_slot_bytes / 512;  // 8 bytes for a page of 4 KiB, as measured
+  m.all_experts_stay = true;  // host memory has them only where not all have slots
   return m;
 }
 

@@ -8,6 +8,8 @@
 #include <functional>
 #include <optional>
 
+#include "nibble/core/device_class.hpp"
+
 namespace qwen3_moe {
 
 /// Whether the CPU computes some of the experts that are missing, instead of having them fetched.
@@ -17,8 +19,11 @@ enum class cpu_share : std::uint8_t {
   always,    ///< half of them, whatever it takes: for tests
 };
 
-/// What measured best: more keep the link from what is demanded.
-inline constexpr int usual_ahead = 1;
+/// What measured best: more keep the link from what is demanded. Without a bulk copy engine nothing was
+/// measured.
+[[nodiscard]] constexpr int usual_ahead(nibble::device_class device) {
+  return device.has_bulk_copies() ? 1 : 0;
+}
 inline constexpr int most_ahead = 4;
 
 struct expert_keeping {
@@ -35,7 +40,8 @@ struct expert_keeping {
   cpu_share cpu = cpu_share::off;
   /// Experts of the next layer that steps of few tokens may fetch while a layer computes, by what its router
   /// would choose of the rows as they are: 0 … 4. Other than 0: prompts fetch all that it would choose.
-  int ahead = usual_ahead;
+  /// Nothing: usual_ahead.
+  std::optional<int> ahead;
   /// For tests: called on a host thread before an expert that is not page-locked is read; what it throws
   /// fails the step.
   std::function<void(int number)> before_read;

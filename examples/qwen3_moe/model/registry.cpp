@@ -140,7 +140,7 @@ std::unique_ptr<loaded_model> load_model(const std::filesystem::path& folder, co
     model->device = options.device == device_choice::host ? "host, as asked" : "host, because " + why_host;
     if (options.mode == nibble::load_mode::map) model->mapped_files = opening;
     const expert_keeping& experts = options.experts;
-    if (!(options.cuda == cuda_options{}) || experts.cache_file || experts.ahead != usual_ahead ||
+    if (!(options.cuda == cuda_options{}) || experts.cache_file || experts.ahead ||
         experts.lock_limit_bytes != UINT64_MAX)
       model->notes.push_back(
           "options about a GPU's memory and how its experts come (--vram-limit, --kv-bytes, --kv-fp8, "

@@ -198,12 +198,11 @@ void add_expert_options(CLI::App& command, expert_keeping& experts) {
       .add_option_function<std::string>(
           "--expert-ahead",
           [&experts](const std::string& count) {
-            experts.ahead = count == "auto" ? usual_ahead : count[0] - '0';
+            if (count != "auto") experts.ahead = count[0] - '0';
           },
           "Experts that a step of few tokens fetches for the next layer while one computes, by what its "
-          "router "
-          "would choose now: 0 to 4; unless it is 0, prompts fetch all of those. auto is " +
-              std::to_string(usual_ahead))
+          "router would choose now: 0 to 4; unless it is 0, prompts fetch all of those. auto is 1 from "
+          "architecture 90 on, else 0")
       ->type_name("N")
       ->check(CLI::IsMember({"auto", "0", "1", "2", "3", "4"}).description(""))
       ->default_str("auto");

@@ -4,9 +4,11 @@
 ///
 /// From the rows q | k | v | z of the fused projection and x, the normalised input, per token and value head:
 ///
-///     c = silu(causal_conv(q | k | v));  q̂ = c_q · rsqrt(Σ c_q² + 1e-6) · key_dim^-1/2;  k̂ likewise,
-///     unscaled β = sigmoid(b · x);  e^g = exp(-exp(a_log) · softplus(a · x + dt_bias)) u = Sᵀk̂;  δ = β (v −
-///     e^g u);  S ← e^g S + k̂ δᵀ;  o = Sᵀq̂ out = o · rsqrt(mean o² + eps) ⊙ norm ⊙ silu(z)
+///     c = silu(causal_conv(q | k | v))
+///     q̂ = c_q · rsqrt(Σ c_q² + 1e-6) · key_dim^-1/2;  k̂ likewise, unscaled
+///     β = sigmoid(b · x);  e^g = exp(-exp(a_log) · softplus(a · x + dt_bias))
+///     u = Sᵀk̂;  δ = β (v − e^g u);  S ← e^g S + k̂ δᵀ;  o = Sᵀq̂
+///     out = o · rsqrt(mean o² + eps) ⊙ norm ⊙ silu(z)
 ///
 /// All in fp32 from bf16 rows. Value head h reads key head h / (value_heads / key_heads).
 #pragma once

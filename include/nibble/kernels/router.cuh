@@ -24,8 +24,9 @@ inline constexpr auto router_prefill_kernel_of =
 /// the second. A row's results are the same bits for any number of rows. Cost: the router's weights once for
 /// few rows; matrix instructions for many.
 ///
-/// With 2 to 112 rows the next kernel may begin before the one before the router has ended: what it reads
-/// before its own wait must be older than both.
+/// With 2 to 112 rows the next kernel may begin before the one before the router has ended, behind several
+/// routers in a row before the one before the first: what it reads before its own wait must be older than
+/// those.
 template <router_shape Shape, device_class Device = default_device>
 struct router_family {
   static_assert(Shape.valid(),

@@ -22,8 +22,8 @@ struct experts_params {
   const std::uint8_t* slots = nullptr;  ///< slot s at slots + s · slot_bytes, 128-byte aligned
   const float* slot_scales = nullptr;   ///< [slots][3]: gate, up, down
   int slot_count = 0;
-  const std::int32_t* slot_of =
-      nullptr;  ///< [experts], -1: not resident. Must be older than the two kernels before
+  const std::int32_t* slot_of = nullptr;  ///< [experts], -1: not resident. Not written by a kernel that may
+                                          ///< still run: see router_family
   const std::uint8_t* shared_expert = nullptr;  ///< laid out as a slot; only with shape.shared
   float shared_scales[3] = {};
   const std::int32_t* ids = nullptr;      ///< [m][top_k]; -1 adds nothing

@@ -170,7 +170,7 @@ status launch_experts_wide(const experts_params& p, const launch_options& option
     const int units =
         most_expert_tiles(S, p.m, Width) * ((row_tiles + plan::row_tiles - 1) / plan::row_tiles);
     return dim3(
-        static_cast<unsigned>(std::min(units, Device.multiprocessors - options.left_multiprocessors)));
+        static_cast<unsigned>(std::clamp(Device.multiprocessors - options.left_multiprocessors, 1, units)));
   };
   status s = launch(sort_kernel_of<S>, dim3(1), 32 * sort_warps(S.experts), sort_shared_bytes(S.experts),
                     options, where, q, Width);

@@ -218,7 +218,7 @@ status launch_gemm_wide(gemv_params<Epilogue> p, int m, const launch_options& op
   if (m < 1) return status::invalid(where, "the number of tokens must be positive");
   if (const status s = check_operands<Layout>(p, where); !s.ok()) return s;
   const int units = wide_units(Layout, RowBlocks, m);
-  multiprocessors -= options.left_multiprocessors;
+  multiprocessors = std::max(1, multiprocessors - options.left_multiprocessors);
   return launch(gemm_wide_kernel_of<Layout, RowBlocks, Epilogue>,
                 dim3(static_cast<unsigned>(units < multiprocessors ? units : multiprocessors)), 384,
                 wide_plan<Layout.shape.format, RowBlocks, 128>::shared_bytes, options, where, p);

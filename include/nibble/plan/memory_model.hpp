@@ -44,6 +44,8 @@ struct memory_model {
   std::uint64_t experts_per_token = 0;  ///< chosen in one layer
   /// What the device takes to address page-locked experts in host memory, where not all have slots.
   std::uint64_t expert_map_bytes = 0;
+  /// Whether experts that all have slots keep them when memory gets short: nothing else holds them then.
+  bool all_experts_stay = false;
 };
 
 /// Device memory as read, or as supposed where there is no device.

@@ -179,6 +179,10 @@ class planner {
       fix_slots();
     else
       target_.slots = std::min(experts(), request_.most_expert_slots.value_or(UINT64_MAX));
+    // Where all experts take no more than the fewest slots and the addresses of the others, all it is.
+    if (experts() > 0 && target_.slots == experts() &&
+        expert_bytes_of(experts()) <= expert_bytes_of(least_slots(least_)))
+      least_.slots = experts();
   }
   [[nodiscard]] int context_limit() const {
     return std::min(model_.max_context_tokens,
@@ -262,6 +266,11 @@ class planner {
   [[nodiscard]] std::uint64_t map_of(std::uint64_t slots) const {
     return slots < experts() ? model_.expert_map_bytes : 0;
   }
+  [[nodiscard]] std::uint64_t expert_bytes_of(std::uint64_t slots) const {
+    const std::uint64_t granule = request_.granule_bytes;
+    return saturating_add(saturating_align(saturating_multiply(slots, model_.expert_slot_bytes), granule),
+                          saturating_align(map_of(slots), granule));
+  }
   /// \param context that page tables are made for
   [[nodiscard]] std::uint64_t workspace_of(const plan_levels& at, std::uint64_t context) const {
     if (!model_.workspace_bytes) return 0;
@@ -296,8 +305,7 @@ class planner {
                    " tokens, context " + std::to_string(at.context));
     const std::uint64_t slots = slots_of(at);
     const std::uint64_t map = map_of(slots);
-    lines.plan(ledger_line::expert_slots,
-               saturating_add(rounded(slots, model_.expert_slot_bytes), saturating_align(map, granule)),
+    lines.plan(ledger_line::expert_slots, expert_bytes_of(slots),
                experts() == 0
                    ? ""
                    : std::to_string(slots) + " of " + std::to_string(experts()) + " experts, " +
@@ -508,6 +516,8 @@ class planner {
   request.most_kv_pages = first.kv_pages;
   request.context_tokens.reset();
   request.expert_slots.reset();
+  if (model.all_experts_stay && first.expert_slots == model.experts)
+    request.expert_slots = first.expert_slots;
   request.kv_bytes.reset();
   request.pinned_pages = pages_in_use;
   return plan_memory(machine, model, request);

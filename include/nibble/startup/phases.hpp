@@ -22,7 +22,7 @@
 ///     memory_model memory() const;                           byte counts for the planner
 ///     void allocate(start_context<platform>&, const memory_plan&);
 ///         allocates what the plan says, each line inside context.measure(line, …), and points the step's
-///         arrays at padding rows. May be called again after it threw device_out_of_memory.
+///         arrays at padding rows. Failing, gives all back and throws device_out_of_memory; then comes again
 ///     status record(int rows);                               launches one decode step of `rows` rows
 ///
 /// and, where it wants them,

@@ -86,6 +86,32 @@ TEST_CASE("with fewer tokens in a step than sequences each gets its turn") {
   }
 }
 
+TEST_CASE("a prompt is cut where that changes no bits, whoever shares its steps") {
+  auto limits = small_limits();
+  limits.step_tokens = 40, limits.piece_tokens = 16;
+  fake_runner runner(limits);
+  std::vector<int> ends;
+  runner.before_step = [&](std::span<const step_sequence> sequences) {
+    for (const auto& s : sequences)
+      if (s.tokens.size() > 1) ends.push_back(s.position + static_cast<int>(s.tokens.size()));
+  };
+  engine_counters counters;
+  scheduler target(runner, {}, counters);
+  const auto stranger = add(target, request_of(1, 1, 30));
+  target.step();
+  const auto prompt = add(target, request_of(2, 150, 5));
+  run_all(target);
+  CHECK(ends == std::vector<int>{32, 64, 96, 128, 150});  // 39 tokens are left beside the stranger
+  CHECK(prompt.sink->tokens == alone(request_of(2, 150, 5)));
+  // A piece shorter than that is still served.
+  limits.step_tokens = 7;
+  fake_runner small(limits);
+  scheduler narrow(small, {}, counters);
+  const auto slow = add(narrow, request_of(2, 150, 5));
+  run_all(narrow);
+  CHECK(slow.sink->tokens == prompt.sink->tokens);
+}
+
 TEST_CASE("a short prompt does not wait for a long one to end") {
   auto limits = small_limits();
   limits.step_tokens = 8;

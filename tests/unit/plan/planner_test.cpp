@@ -75,6 +75,24 @@ TEST_CASE("plan: experts in host memory take addresses on the device, all expert
   CHECK(plan_memory(card(enough - 2 * mib), m, free).expert_slots < m.experts);
 }
 
+TEST_CASE(
+    "plan: nothing is refused where all experts take no more than few and the addresses of the others") {
+  auto m = large_moe();
+  for (const auto& [layers, bytes] : {std::pair(4u, 19'968u), std::pair(1u, 1'775'616u)}) {
+    // Small experts: rounded up, eight take as much as all. One layer: a step may ask for each of its
+    // experts.
+    m.layer_experts = bytes < mib ? 16 : 8, m.experts = layers * m.layer_experts, m.expert_slot_bytes = bytes;
+    m.expert_map_bytes = m.experts * m.expert_slot_bytes / 512;
+    plan_request least;
+    least.reserve_bytes = 64 * mib, least.max_running = 1, least.context_tokens = 2048,
+    least.step_tokens = 64;
+    least.expert_slots = m.experts, least.kv_bytes = 129 * m.kv_page_bytes;
+    const std::uint64_t enough = plan_memory(card(24 * gib), m, least).lines.planned_total();
+    least.expert_slots.reset();
+    CHECK(plan_memory(card(enough), m, least).expert_slots == m.experts);
+  }
+}
+
 TEST_CASE("plan: nothing is kept for padding rows that write nowhere") {
   auto model = large_moe();
   const auto with = plan_memory(card(12 * gib), model, {});
@@ -313,6 +331,13 @@ TEST_CASE("replan: memory is given up in the reverse order and comes back no fur
   p = replan_memory(other, model, {}, first, 0);
   CHECK(p.expert_slots < first.expert_slots);
   CHECK(p.limits.context_tokens == 32768);
+  // Experts of which there is no other copy stay: then pages are all there is to give up.
+  memory_model staying = model;
+  staying.all_experts_stay = true;
+  const auto kept = replan_memory(machine_with(300 * mib), staying, {}, first, 0);
+  CHECK(kept.expert_slots == first.expert_slots);
+  CHECK(kept.kv_pages == replan_memory(machine_with(300 * mib), model, {}, first, 0).kv_pages);
+  CHECK_THROWS_AS(replan_memory(other, staying, {}, first, 0), plan_refused);
   // Pages that hold something stay.
   const auto pinned = replan_memory(other, model, {}, first, 5000);
   CHECK(pinned.kv_pages == 5001);
