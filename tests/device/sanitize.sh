@@ -8,7 +8,8 @@
 # something, 2 when a run could not be finished, 0 when all are clean.
 #
 # Left out, and why: groups that fill the device's memory or count it (the tool keeps its own there), that fault on
-# purpose, that use CUPTI (the tool does too), 10,000 steps, and the heads of full-size models.
+# purpose, that use CUPTI (the tool does too), 10,000 steps, the heads of full-size models, and kernels that wait for
+# an answer of the CPU while it computes (fetch cpu, offload shared).
 set -u
 folder=${1:?the folder with the device_* programs}
 budget=${2:-540}

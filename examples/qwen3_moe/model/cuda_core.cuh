@@ -75,7 +75,7 @@ class cuda_core {
 
   [[nodiscard]] nibble::memory_model memory() const {
     nibble::memory_model m = device_memory_model(c, max_positions_, Kv, Device);
-    m.expert_map_bytes = std::min(m.expert_map_bytes, source_.keeping.lock_limit_bytes / 512);
+    m.expert_map_bytes = std::min(m.expert_map_bytes, map_bytes_of(source_.keeping.lock_limit_bytes));
     return m;
   }
 

@@ -16,6 +16,7 @@
 #include "nibble/kernels/attention_params.cuh"
 #include "nibble/kernels/attention_sequences.cuh"
 #include "nibble/kernels/kv_element.cuh"
+#include "nibble/kernels/load_matrices.cuh"
 #include "nibble/kernels/rope.cuh"
 
 namespace nibble {

@@ -125,8 +125,8 @@ struct chunk_step {
       std::uint32_t b[4][4], left[4][4];
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        load_f16_matrices(b[n], from + 16 * n * rows::row_bytes);
-        load_f16_matrices(left[n], from + 16 * n * rows::row_bytes + rows::bytes);
+        load_matrices(b[n], from + 16 * n * rows::row_bytes);
+        load_matrices(left[n], from + 16 * n * rows::row_bytes + rows::bytes);
       }
       multiply(c, rest[k], b), multiply(c, first[k], left), multiply(c, first[k], b);
     }
@@ -265,8 +265,8 @@ struct chunk_step {
 #pragma unroll
       for (int n = 0; n < steps; ++n) {
         const std::uint32_t from = ((stage + keys_at) ^ (n << 5)) + 16 * k * rows::row_bytes;
-        load_f16_matrices_turned(b[n], from);
-        load_f16_matrices_turned(low[n], from + rows::bytes);
+        load_matrices_transposed(b[n], from);
+        load_matrices_transposed(low[n], from + rows::bytes);
       }
       multiply(more, rest, b), multiply(more, first, low), multiply(more, first, b);
     }

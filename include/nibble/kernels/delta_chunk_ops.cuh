@@ -10,6 +10,7 @@
 #include <cuda_fp16.h>
 
 #include "nibble/kernels/delta_params.cuh"
+#include "nibble/kernels/load_matrices.cuh"
 #include "nibble/kernels/rows_product.cuh"
 
 namespace nibble::device {
@@ -23,24 +24,6 @@ __device__ __forceinline__ void mma_f16_in_order(float (&c)[4], const std::uint3
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
-}
-
-/// Four 8 × 8 matrices of f16; lane l gives the address of row l % 8 of matrix l / 8. Barriers order them:
-/// they do not clobber memory, which would cost registers that there are not.
-__device__ __forceinline__ void load_f16_matrices(std::uint32_t (&to)[4], std::uint32_t address) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address));
-#endif
-}
-/// The same, transposed.
-__device__ __forceinline__ void load_f16_matrices_turned(std::uint32_t (&to)[4], std::uint32_t address) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address));
 #endif
 }
 

@@ -53,14 +53,14 @@ __device__ __forceinline__ void triangle_product(float (&c)[8][4], std::uint32_t
 #pragma unroll
   for (int k = 0; k < KeyDim / 16; ++k) {
     std::uint32_t first[4], rest[4];
-    load_f16_matrices(first, from_a ^ (k << 5));
-    load_f16_matrices(rest, (from_a ^ (k << 5)) + rows::bytes);
+    load_matrices(first, from_a ^ (k << 5));
+    load_matrices(rest, (from_a ^ (k << 5)) + rows::bytes);
     std::uint32_t at[4][4], left[4][4];
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair)
       if (pair <= square) {
-        load_f16_matrices(at[pair], (from_b ^ (k << 5)) + pair * 16 * rows::row_bytes);
-        load_f16_matrices(left[pair], (from_b ^ (k << 5)) + pair * 16 * rows::row_bytes + rows::bytes);
+        load_matrices(at[pair], (from_b ^ (k << 5)) + pair * 16 * rows::row_bytes);
+        load_matrices(left[pair], (from_b ^ (k << 5)) + pair * 16 * rows::row_bytes + rows::bytes);
       }
     const auto multiply = [&](const std::uint32_t(&x)[4], const std::uint32_t(&y)[4][4]) {
 #pragma unroll

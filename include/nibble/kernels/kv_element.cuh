@@ -12,6 +12,7 @@
 
 #include "nibble/core/device_ops.cuh"
 #include "nibble/fp8/e4m3.hpp"
+#include "nibble/kernels/load_matrices.cuh"
 #include "nibble/kernels/step.hpp"
 
 namespace nibble::device {
@@ -173,18 +174,6 @@ __device__ __forceinline__ void store_in_cache(std::byte* head, int swizzle, int
   }
 }
 
-__device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
 /// Moves the address of unit 0 or 1 of a swizzled row by the even number `units`.
 /// \param chosen (unit ^ swizzle) << 4
 __device__ __forceinline__ std::uint32_t moved(std::uint32_t row_start, std::uint32_t chosen, int units) {
