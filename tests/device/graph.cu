@@ -192,8 +192,7 @@ void capture_beside_another_thread(cudaStream_t on, bool must_capture) {
     while (!stop) {
       void* memory = nullptr;
       if (cudaMalloc(&memory, mib) != cudaSuccess ||
-          cudaMemcpyAsync(memory, host.data(), 4 * n, cudaMemcpyHostToDevice, device_test::stream()) !=
-              cudaSuccess ||
+          cudaMemcpy(memory, host.data(), 4 * n, cudaMemcpyHostToDevice) != cudaSuccess ||
           cudaFree(memory) != cudaSuccess)
         failed = true;
       ++rounds;
