@@ -47,6 +47,7 @@
 #include "nibble/core/driver_error.hpp"
 #include "nibble/graph/graph_set.hpp"
 #include "nibble/plan/planner.hpp"
+#include "nibble/plan/replan.hpp"
 #include "nibble/startup/kernel_table.hpp"
 #include "nibble/startup/start_context.hpp"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rule of the split, the user's wishes, and refusals.
 #include "nibble/plan/planner.hpp"
+#include "nibble/plan/replan.hpp"
 
 #include "example_model.hpp"
 #include "support/catch.hpp"
