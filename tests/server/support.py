@@ -28,11 +28,11 @@ def run(*arguments, stdin="", timeout=300, env=None):
 class Server:
     """`qwen3-moe serve` on a free port."""
 
-    def __init__(self, *arguments, model=MODEL, wait=True, env=None):
+    def __init__(self, *arguments, model=MODEL, wait=True, env=None, preexec=None):
         self.log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen([PROGRAM, "serve", "--model", str(model), "--port", "0", *map(str, arguments)],
                                         stdout=subprocess.PIPE, stderr=self.log, text=True,
-                                        env={**os.environ, **(env or {})})
+                                        env={**os.environ, **(env or {})}, preexec_fn=preexec)
         line = self.process.stdout.readline()
         found = re.search(r"listening on http://\S+:(\d+)", line)
         if not found:

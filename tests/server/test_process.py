@@ -199,10 +199,18 @@ class Commands(unittest.TestCase):
 
 class Lifecycle(unittest.TestCase):
     def test_signals_stop_it_cleanly(self):
-        for sign in (signal.SIGINT, signal.SIGTERM):
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             server = Server()
             self.assertEqual(server.stop(sign), 0)
             self.assertIn("stopped", server.errors())
+
+    def test_a_terminal_that_goes_away_under_nohup(self):
+        server = Server(preexec=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        server.process.send_signal(signal.SIGHUP)
+        self.assertEqual(server.chat("What is 1 + 1?", max_tokens=4)[0], 200)
+        time.sleep(1.2)  # longer than it waits for a signal at a time
+        self.assertEqual(server.request("GET", "/health")[0], 200)
+        self.assertEqual(server.stop(), 0)
 
     def test_a_signal_while_loading(self):
         server = Server(wait=False)
@@ -216,6 +224,11 @@ class Lifecycle(unittest.TestCase):
         self.assertEqual(server.stop(), 0)
 
     def test_running_answers_may_end(self):
+        for sign in (signal.SIGINT, signal.SIGHUP):
+            with self.subTest(sign=sign):
+                self.answer_ends_after(sign)
+
+    def answer_ends_after(self, sign):
         server = Server()
         result = {}
 
@@ -224,7 +237,7 @@ class Lifecycle(unittest.TestCase):
         thread = threading.Thread(target=ask)
         thread.start()
         self.assertTrue(server.eventually(lambda: server.metric("nibble_requests_running") == 1))
-        self.assertEqual(server.stop(signal.SIGINT), 0)
+        self.assertEqual(server.stop(sign), 0)
         thread.join()
         status, answer = result["answer"]
         self.assertEqual(status, 200, answer)
@@ -241,6 +254,18 @@ class Lifecycle(unittest.TestCase):
         self.assertIn(server.process.wait(20), (0, 130))  # 0 if the answer ended in between
         connection.close()
         server.process.stdout.close()
+
+    def test_a_terminal_that_goes_away_twice_is_one_signal(self):
+        server = Server()
+        connection = server.connection()
+        connection.request("POST", "/v1/completions", '{"prompt":"a","max_tokens":600,"logit_bias":{"1918":-100,"1916":-100}}')
+        self.assertTrue(server.eventually(lambda: server.metric("nibble_requests_running") == 1))
+        server.process.send_signal(signal.SIGHUP)
+        self.assertTrue(server.eventually(lambda: "stopping" in server.errors()))
+        self.assertEqual(server.stop(signal.SIGHUP), 0)
+        self.assertEqual(connection.getresponse().status, 200)
+        connection.close()
+        self.assertNotIn("left at once", server.errors())
 
     def test_drain_has_an_end(self):
         server = Server("--drain-seconds", "0")

@@ -59,11 +59,11 @@ struct serve_options {
   std::vector<std::string> names;     ///< what the model answers to; empty: its own name
   std::vector<std::string> warnings;  ///< told once the address is had
   int max_queued = 256;
-  int drain_seconds = 30;  ///< how long answers may go on after the first Ctrl-C or SIGTERM
+  int drain_seconds = 30;  ///< how long answers may go on after the first signal
 };
 
-/// Serves until SIGINT or SIGTERM, which must not be blocked when it is called. A second one ends the process
-/// at once.
+/// Serves until SIGINT, SIGTERM or SIGHUP, which must not be blocked when it is called. A second one ends the
+/// process at once, unless it is SIGHUP. SIGHUP that is ignored, as under nohup, stays so.
 int serve(const serve_options& options, const model_loader& load);
 
 struct talk_options {

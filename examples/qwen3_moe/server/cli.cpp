@@ -385,7 +385,7 @@ int run_command_line(int argc, const char* const* argv) try {
                             "A further name that clients may reach this server by");
   serve_command
       ->add_option("--drain-seconds", server.drain_seconds,
-                   "How long running answers may go on after Ctrl-C or SIGTERM")
+                   "How long running answers may go on after Ctrl-C, SIGTERM or SIGHUP")
       ->check(between(0, 86400))
       ->capture_default_str();
   serve_command->footer(exit_codes);

@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -30,14 +31,19 @@ void log_to_stderr(const std::string& line) {
   std::fprintf(stderr, "qwen3-moe: %s\n", one_line(line).c_str());
 }
 
-// SIGINT and SIGTERM wait until somebody asks for them, in every thread made afterwards, and whoever stops
-// reading our output does not end us. Undone at the end, for programs that go on.
+// SIGINT, SIGTERM and SIGHUP (the terminal went away) wait until somebody asks for them, in every thread made
+// afterwards, and whoever stops reading our output does not end us. Undone at the end, for programs that go
+// on.
 class held_signals {
  public:
   held_signals() {
     sigemptyset(&set_);
     sigaddset(&set_, SIGINT);
     sigaddset(&set_, SIGTERM);
+    // Unless it is ignored, as nohup has it: a signal that is blocked would come nevertheless.
+    struct sigaction hang_up {};
+    sigaction(SIGHUP, nullptr, &hang_up);
+    if (hang_up.sa_handler != SIG_IGN) sigaddset(&set_, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &set_, &before_);
     pipe_before_ = std::signal(SIGPIPE, SIG_IGN);
   }
@@ -48,10 +54,11 @@ class held_signals {
   held_signals(const held_signals&) = delete;
   held_signals& operator=(const held_signals&) = delete;
 
-  bool came_within(std::chrono::milliseconds limit) const {
+  /// The signal that came, 0 if none did.
+  int came_within(std::chrono::milliseconds limit) const {
     const timespec time{.tv_sec = static_cast<std::time_t>(limit.count() / 1000),
                         .tv_nsec = static_cast<long>(limit.count() % 1000) * 1'000'000};
-    return sigtimedwait(&set_, nullptr, &time) > 0;
+    return std::max(0, sigtimedwait(&set_, nullptr, &time));
   }
 
  private:
@@ -128,7 +135,7 @@ int serve(const serve_options& options, const model_loader& load) {
   std::thread loader([&] { model.run(options, load, service); });
   bool stop_asked = false;
   while (!model.done) {
-    if (!signals.came_within(20ms)) continue;
+    if (signals.came_within(20ms) == 0) continue;
     stop_asked = true;
     if (model.done) break;  // it was serving already
     // Loading cannot be broken off, and holds nothing that outlives the process.
@@ -148,7 +155,7 @@ int serve(const serve_options& options, const model_loader& load) {
               (options.names.empty() ? model.model->name : options.names.front()).c_str(), url.c_str());
   std::fflush(stdout);
 
-  while (!stop_asked) stop_asked = signals.came_within(1000ms);
+  while (!stop_asked) stop_asked = signals.came_within(1000ms) != 0;
   service.set_stopping();
   const auto& counters = model.runner->counters();
   std::fprintf(
@@ -157,10 +164,11 @@ int serve(const serve_options& options, const model_loader& load) {
       counters.running.load(), counters.queued.load());
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(options.drain_seconds);
   const auto leave_on_signal = [&] {
-    if (!signals.came_within(1ms)) return;
+    const int sign = signals.came_within(1ms);
+    if (sign == 0 || sign == SIGHUP) return;  // a terminal's shell and the system may both say that it went
     std::fprintf(stderr, "qwen3-moe: left at once\n");
     std::fflush(nullptr);
-    std::_Exit(128 + SIGINT);
+    std::_Exit(128 + sign);
   };
   while (!model.runner->drain(100ms) && std::chrono::steady_clock::now() < until) leave_on_signal();
   model.runner->stop();
