@@ -67,6 +67,12 @@ class Plan(unittest.TestCase):
         self.assertEqual(code, 2)
         self.assertIn("6000 of 10240 experts", err)
 
+    def test_a_compiled_model_is_planned_as_its_checkpoint(self):
+        plans = [json.loads(run("plan", model, "--vram", "2GiB", "--json")[1]) for model in ("tiny", MODEL)]
+        for plan in plans:
+            del plan["model"], plan["warnings"]
+        self.assertEqual(*plans)
+
     def test_bad_usage_is_two_and_one_sentence(self):
         for arguments in ((), (LARGE,), (LARGE, "--vram", "12XB"), (LARGE, "--vram", "0"), ("no-such-model", "--vram", "1GiB"),
                           (LARGE, "--vram", "12GiB", "--kv-bytes", "-1"), (LARGE, "--vram", "12GiB", "--context", "300000"),

@@ -19,13 +19,15 @@ std::string number(double value) {
 }
 
 std::string source_for(const std::string& name, const std::string& identifier,
-                       const qwen3_moe::model_config& c) {
+                       const qwen3_moe::parsed_config& parsed) {
+  const auto& c = parsed.config;
   std::string out =
       "// SPDX-License-Identifier: Apache-2.0\n// Generated from a config.json by the build.\n#pragma "
       "once\n\n"
       "#include \"model/model_config.hpp\"\n\nnamespace qwen3_moe::compiled {\n\nstruct " +
       identifier + " {\n  static constexpr const char* name = \"" + name +
-      "\";\n  static constexpr model_config value = [] {\n    model_config c;\n";
+      "\";\n  static constexpr int max_positions = " + std::to_string(parsed.max_positions) +
+      ";\n  static constexpr model_config value = [] {\n    model_config c;\n";
   const auto field = [&](const char* member, const std::string& value) {
     out += std::string("    c.") + member + " = " + value + ";\n";
   };
@@ -89,7 +91,7 @@ int main(int argc, char** argv) {
     const auto parsed = qwen3_moe::parse_config(nibble::io::file::read_text(config_path, limit_bytes),
                                                 quantization, config_path.string());
     std::ofstream out(argv[4]);
-    out << source_for(argv[1], argv[2], parsed.config);
+    out << source_for(argv[1], argv[2], parsed);
     out.close();
     if (!out) throw nibble::error(std::string(argv[4]) + ": cannot be written");
   } catch (const nibble::error& failure) {

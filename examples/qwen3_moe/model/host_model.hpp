@@ -54,12 +54,13 @@ class host_model final : public loaded_model, private model_runner {
   std::unique_ptr<host_backend> backend_;
 };
 
-/// The registry's row for a configuration type that has `name` and `value`.
+/// The registry's row for a configuration type that has `name`, `value` and `max_positions`.
 template <class Config>
 [[nodiscard]] compiled_model compiled_model_of() {
   static constexpr auto geometries = nibble::distinct_geometries<causal_lm<Config>>();
   return {Config::name,
           &Config::value,
+          Config::max_positions,
           {geometries.begin(), geometries.size()},
           nibble::weight_bytes<causal_lm<Config>>(),
           [](nibble::io::checkpoint& source, const nibble::bind_options& options, const runner_limits& limits,

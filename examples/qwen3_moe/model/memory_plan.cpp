@@ -50,14 +50,13 @@ found_model find_model_named(const std::string& model, std::span<const compiled_
     return {parsed.config, parsed.max_positions, {}};
   }
   for (const auto& compiled : models)
-    if (compiled.name == model) {
-      // A compiled model does not say what context its checkpoints were made for.
-      const int positions = compiled.config->delta_layers() > 0 ? 262144 : 40960;
+    if (compiled.name == model)
       return {
           *compiled.config,
-          positions,
-          {"a context of " + std::to_string(positions) + " tokens is assumed; the checkpoint's folder says"}};
-    }
+          compiled.max_positions,
+          {"a context of " + std::to_string(compiled.max_positions) +
+           " tokens is assumed, as in the config.json it was compiled from; a checkpoint's folder may say "
+           "another"}};
   std::string text =
       model + ": neither a checkpoint's folder, nor a config.json, nor a compiled model; those are ";
   for (std::size_t i = 0; i < models.size(); ++i) text += (i == 0 ? "" : ", ") + std::string(models[i].name);

@@ -95,6 +95,7 @@ struct cuda_build {
 struct compiled_model {
   std::string_view name;
   const model_config* config;
+  int max_positions;  ///< of the config.json it was compiled from; its checkpoints may say something else
   std::span<const nibble::geometry> geometries;  ///< distinct ones, sorted
   std::uint64_t weight_bytes;
   std::unique_ptr<loaded_model> (*load)(nibble::io::checkpoint& source, const nibble::bind_options& options,

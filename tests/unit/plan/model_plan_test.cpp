@@ -153,7 +153,10 @@ TEST_CASE("plan on paper: folders, compiled names, and what is neither") {
   CHECK(by_folder.warnings.empty());
   const auto by_name = plan_on_paper("tiny", 8 * gib, {});
   CHECK(by_name.bytes.weight_bytes == by_folder.bytes.weight_bytes);
-  CHECK(contains(by_name.text(), "is assumed"));
+  CHECK(contains(by_name.text(), "a context of 4096 tokens is assumed"));
+  // What a server of that checkpoint would do by default.
+  CHECK(by_name.plan.limits.context_tokens == by_folder.plan.limits.context_tokens);
+  CHECK(by_name.plan.kv_pages == by_folder.plan.kv_pages);
   CHECK(contains(refusal([] { static_cast<void>(plan_on_paper("nothing", 8 * gib, {})); }),
                  "neither a checkpoint's folder, nor a config.json, nor a compiled model; those are tiny"));
 }
