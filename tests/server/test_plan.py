@@ -2,6 +2,7 @@
 """`qwen3-moe plan`: the split of a GPU's memory on paper, with neither a GPU nor weights."""
 import json
 import pathlib
+import re
 import shutil
 import tempfile
 import unittest
@@ -66,6 +67,33 @@ class Plan(unittest.TestCase):
         code, _, err = run("plan", LARGE, "--vram", "12GiB", "--expert-slots", "6000", "--kv-bytes", "4GiB")
         self.assertEqual(code, 2)
         self.assertIn("6000 of 10240 experts", err)
+        slots = re.search(r"^  --expert-slots (\d+)$", err, re.M).group(1)
+        self.assertEqual(run("plan", LARGE, "--vram", "12GiB", "--expert-slots", slots, "--kv-bytes", "4GiB")[0], 0)
+
+    def test_a_refusal_names_numbers_that_fit(self):
+        for size, wishes in (("100MiB", ()), ("4GiB", ("--context", 262144)), ("5GiB", ("--max-running", 100)),
+                             ("6GiB", ("--context", 262144, "--max-running", 200))):
+            code, _, err = run("plan", LARGE, "--vram", size, *wishes)
+            self.assertEqual(code, 2)
+            more = int(re.search(r"^  (\d+)MiB more memory$", err, re.M).group(1))
+            enough = int(float(size[:-3]) * (1024 if size.endswith("GiB") else 1)) + more
+            self.assertEqual(run("plan", LARGE, "--vram", f"{enough}MiB", *wishes)[0], 0)
+            self.assertEqual(run("plan", LARGE, "--vram", f"{enough - 1}MiB", *wishes)[0], 2)
+            changes = [line.split() for line in err.split("any one of:\n")[1].splitlines() if line.startswith("  --")]
+            self.assertEqual(bool(changes), bool(wishes), err)
+            for change in changes:
+                kept = [(wishes[i], str(wishes[i + 1])) for i in range(0, len(wishes), 2) if wishes[i] not in change]
+                arguments = [word for pair in kept for word in pair] + [word for word in change if word != "with"]
+                self.assertEqual(run("plan", LARGE, "--vram", size, *arguments)[0], 0, (size, change))
+
+    def test_what_a_wish_takes_is_told(self):
+        code, out, err = run("plan", LARGE, "--vram", "12GiB", "--kv-bytes", "50MB")
+        self.assertEqual(code, 0, err)
+        self.assertIn("instead of 32768: --kv-bytes", out)
+        code, out, err = run("plan", LARGE, "--vram", "12GiB", "--max-running", "1")
+        self.assertEqual(code, 0, err)
+        self.assertIn("1 sequence at once", out)
+        self.assertIn(" 1 size\n", out)
 
     def test_a_compiled_model_is_planned_as_its_checkpoint(self):
         plans = [json.loads(run("plan", model, "--vram", "2GiB", "--json")[1]) for model in ("tiny", MODEL)]

@@ -63,10 +63,14 @@ found_model find_model_named(const std::string& model, std::span<const compiled_
   throw nibble::format_error(text);
 }
 
-std::string sizes_text(const std::vector<int>& sizes) {
+std::string graphs_text(const std::vector<int>& sizes) {
+  if (sizes.empty()) return "no graphs";
   std::string text;
   for (const int rows : sizes) text += (text.empty() ? "" : ", ") + std::to_string(rows);
-  return text.empty() ? "none" : text;
+  return "graphs for batches of " + text;
+}
+std::string count(int number, std::string_view what) {
+  return nibble::counted(static_cast<std::uint64_t>(number), what);
 }
 
 }  // namespace
@@ -104,8 +108,8 @@ paper_plan plan_on_paper(const std::string& model, std::uint64_t vram_bytes, con
       find_paper_model(model, options.cuda.kv_fp8 ? nibble::kv_format::fp8 : nibble::kv_format::bf16, models);
   nibble::machine_memory machine;
   machine.total_bytes = vram_bytes;
-  machine.context_bytes = std::min(usual_context_bytes, vram_bytes);
-  machine.free_bytes = vram_bytes - machine.context_bytes;
+  machine.context_bytes = usual_context_bytes;
+  machine.free_bytes = vram_bytes - std::min(usual_context_bytes, vram_bytes);
   paper_plan paper;
   paper.plan = nibble::plan_memory(machine, found.bytes, plan_request_of(options));
   paper.model = model;
@@ -119,10 +123,9 @@ paper_plan plan_on_paper(const std::string& model, std::uint64_t vram_bytes, con
 std::string paper_plan::text() const {
   const auto& limits = plan.limits;
   std::string out = model + ": " + describe(config) + "; " + describe(config.formats) + "\n" +
-                    plan.lines.text() + "context " + std::to_string(limits.context_tokens) + " tokens, " +
-                    std::to_string(limits.running) + " sequences at once, " +
-                    std::to_string(limits.step_tokens) + " tokens a step, graphs for batches of " +
-                    sizes_text(plan.captured_sizes) + "\n";
+                    plan.lines.text() + "context " + count(limits.context_tokens, "token") + ", " +
+                    count(limits.running, "sequence") + " at once, " + count(limits.step_tokens, "token") +
+                    " a step, " + graphs_text(plan.captured_sizes) + "\n";
   if (plan.residency == nibble::expert_residency::all) {
     out += "all " + std::to_string(plan.expert_slots) + " experts are resident\n";
   } else if (bytes.experts > 0) {

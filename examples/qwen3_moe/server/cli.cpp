@@ -82,15 +82,15 @@ std::unique_ptr<app_model> load(const model_options& options) {
   const auto& limits = runner.limits();
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.2f", loaded->load_seconds);
-  model->notes = {"model: " + model->name + " as " + loaded->compiled_name + ", " + describe(loaded->config),
-                  "weights: " + megabytes(loaded->weight_bytes()) + " (" + describe(loaded->config.formats) +
-                      "), loaded in " + seconds + " s",
-                  "device: " + loaded->device,
-                  "context: " + std::to_string(limits.context_tokens) + " tokens of at most " +
-                      std::to_string(loaded->max_positions) + "; " + std::to_string(limits.slots) +
-                      " answers at once; KV cache " +
-                      std::to_string(static_cast<std::int64_t>(limits.pages) * limits.page_tokens) +
-                      " tokens"};
+  model->notes = {
+      "model: " + model->name + " as " + loaded->compiled_name + ", " + describe(loaded->config),
+      "weights: " + megabytes(loaded->weight_bytes()) + " (" + describe(loaded->config.formats) +
+          "), loaded in " + seconds + " s",
+      "device: " + loaded->device,
+      "context: " + nibble::counted(static_cast<std::uint64_t>(limits.context_tokens), "token") +
+          " of at most " + std::to_string(loaded->max_positions) + "; " +
+          nibble::counted(static_cast<std::uint64_t>(limits.slots), "answer") + " at once; KV cache " +
+          std::to_string(static_cast<std::int64_t>(limits.pages) * limits.page_tokens) + " tokens"};
   // The GPU's start: kernels, where experts came from, the ledger (several lines).
   for (std::string note : loaded->notes) {
     while (!note.empty() && note.back() == '\n') note.pop_back();

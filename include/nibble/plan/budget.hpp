@@ -41,6 +41,8 @@ class plan_budget {
         bytes_ = now;
       }
     }
+    bytes_ = std::min(bytes_, machine.total_bytes);  // a context that is only supposed may be larger
+    available_bytes_ = bytes_;
     if (request.vram_limit_bytes && *request.vram_limit_bytes < bytes_)
       bytes_ = *request.vram_limit_bytes;
     else if (request.vram_limit_bytes && *request.vram_limit_bytes > bytes_)
@@ -53,6 +55,10 @@ class plan_budget {
   }
 
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
+  /// The same without the user's limit.
+  [[nodiscard]] std::uint64_t available_bytes() const { return available_bytes_; }
+  /// Whether the user's limit is what there is least of.
+  [[nodiscard]] bool limited() const { return bytes_ < available_bytes_; }
   [[nodiscard]] std::uint64_t reserve_bytes() const { return reserve_bytes_; }
   /// Where the figures come from, if not simply from what is free.
   [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
@@ -86,7 +92,7 @@ class plan_budget {
     if (machine.free_now_bytes) check(*machine.free_now_bytes);
   }
 
-  std::uint64_t bytes_ = 0, reserve_bytes_ = 0;
+  std::uint64_t bytes_ = 0, available_bytes_ = 0, reserve_bytes_ = 0;
   std::vector<std::string> notes_;
 };
 

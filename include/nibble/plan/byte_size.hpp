@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Sizes as people write them.
+/// Sizes and counts as people write them.
 #pragma once
 
 #include <array>
@@ -27,6 +27,17 @@ namespace nibble {
   else
     std::snprintf(text, sizeof text, "%.2f GiB", value / (1 << 30));
   return text;
+}
+
+/// "1 page", "2 pages", "0 pages": `what` takes an s.
+[[nodiscard]] inline std::string counted(std::uint64_t count, std::string_view what) {
+  return std::to_string(count) + " " + std::string(what) + (count == 1 ? "" : "s");
+}
+
+/// Whole MiB for an option, no less than `bytes`: "1234MiB".
+[[nodiscard]] inline std::string mebibytes_at_least(std::uint64_t bytes) {
+  constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
+  return std::to_string(bytes / mebibyte + (bytes % mebibyte != 0)) + "MiB";
 }
 
 /// Reads "12GiB", "12 GB", "900MiB", "1.5g", "1073741824": K, M, G, T with iB are powers of 1024, with B

@@ -102,25 +102,25 @@ class plan_costs {
     lines.plan(ledger_line::weights, saturating_align(model_.weight_bytes, granule));
     lines.plan(ledger_line::reserve, budget_.reserve_bytes());
     lines.plan(ledger_line::workspace, saturating_align(workspace_of(at, at.context), granule),
-               std::to_string(at.step_tokens) + " tokens a step");
+               counted(at.step_tokens, "token") + " a step");
     const std::uint64_t sizes = size_count(at);
-    lines.plan(ledger_line::graphs, rounded(sizes, model_.graph_bytes), std::to_string(sizes) + " sizes");
+    lines.plan(ledger_line::graphs, rounded(sizes, model_.graph_bytes), counted(sizes, "size"));
     lines.plan(ledger_line::states, rounded(state_count(at), model_.state_slot_bytes),
                model_.state_slot_bytes == 0
                    ? ""
-                   : std::to_string(at.running) + " running, " + std::to_string(request_.state_snapshots) +
-                         " snapshots, " + (dummies() > 0 ? "1 dummy, " : "") +
-                         bytes_text(model_.state_slot_bytes) + " each");
+                   : std::to_string(at.running) + " running, " +
+                         counted(u(request_.state_snapshots), "snapshot") + ", " +
+                         (dummies() > 0 ? "1 dummy, " : "") + bytes_text(model_.state_slot_bytes) + " each");
     const std::uint64_t pages = pages_of(at);
     lines.plan(ledger_line::kv_pages, rounded(pages, model_.kv_page_bytes),
-               std::to_string(pages) + " pages of " + std::to_string(model_.page_tokens) +
-                   " tokens, context " + std::to_string(at.context));
+               counted(pages, "page") + " of " + counted(u(model_.page_tokens), "token") + ", context " +
+                   std::to_string(at.context));
     const std::uint64_t slots = slots_of(at);
     const std::uint64_t map = map_of(slots);
     lines.plan(ledger_line::expert_slots, expert_bytes_of(slots),
                experts() == 0
                    ? ""
-                   : std::to_string(slots) + " of " + std::to_string(experts()) + " experts, " +
+                   : std::to_string(slots) + " of " + counted(experts(), "expert") + ", " +
                          bytes_text(model_.expert_slot_bytes) + " each" +
                          (map > 0 ? ", " + bytes_text(map) + " of page tables for host memory" : ""));
     return lines;

@@ -26,26 +26,15 @@
 
 #include "nibble/core/checked.hpp"
 #include "nibble/plan/budget.hpp"
+#include "nibble/plan/changes.hpp"
 #include "nibble/plan/costs.hpp"
+#include "nibble/plan/largest_that_fits.hpp"
 #include "nibble/plan/ledger.hpp"
 #include "nibble/plan/memory_model.hpp"
 
 namespace nibble {
 
 namespace detail {
-
-/// The largest level in [low, high] that `fits`, given that `low` does and that fits is monotone.
-template <class Fits>
-[[nodiscard]] std::uint64_t largest_that_fits(std::uint64_t low, std::uint64_t high, const Fits& fits) {
-  while (low < high) {
-    const std::uint64_t middle = low + (high - low) / 2 + 1;
-    if (fits(middle))
-      low = middle;
-    else
-      high = middle - 1;
-  }
-  return low;
-}
 
 class planner {
  public:
@@ -81,6 +70,12 @@ class planner {
   [[nodiscard]] static std::uint64_t u(int value) { return static_cast<std::uint64_t>(value); }
 
   [[noreturn]] void impossible(const std::string& text) const { throw wish_refused(text); }
+  static void gave_way(std::vector<std::string>& notes, const char* what, std::uint64_t got,
+                       std::uint64_t wanted, const std::string& why) {
+    if (got < wanted)
+      notes.push_back(std::string(what) + " " + std::to_string(got) + " instead of " +
+                      std::to_string(wanted) + ": " + why);
+  }
   void check_range(const char* name, int value, int least, int most) const {
     if (value < least || value > most)
       impossible(std::string(name) + " " + std::to_string(value) + ": expected " + std::to_string(least) +
@@ -98,7 +93,7 @@ class planner {
     if (request_.state_snapshots < 0) impossible("a negative number of state snapshots");
     if (request_.expert_slots && *request_.expert_slots > costs_.experts())
       impossible("expert-slots " + std::to_string(*request_.expert_slots) + ": the model has " +
-                 std::to_string(costs_.experts()) + " routed experts" +
+                 counted(costs_.experts(), "routed expert") +
                  (costs_.experts() == 0 ? " that could be swapped" : ""));
   }
 
@@ -125,14 +120,22 @@ class planner {
         costs_.expert_bytes_of(costs_.experts()) <= costs_.expert_bytes_of(costs_.least_slots(least_)))
       least_.slots = costs_.experts();
   }
+  /// How many sequences so few slots are for, if any.
+  [[nodiscard]] std::string enough_for(std::uint64_t slots) const {
+    const std::uint64_t most = slots / std::max<std::uint64_t>(1, model_.experts_per_token);
+    return most == 0 ? "" : "; " + std::to_string(slots) + " do for " + counted(most, "sequence");
+  }
   void fix_slots() {
     const std::uint64_t slots = *request_.expert_slots, needed = costs_.least_slots(least_);
     if (slots < needed)
       impossible("expert-slots " + std::to_string(slots) + ": one layer of a step of " +
-                 std::to_string(least_.running) + " sequences asks for up to " + std::to_string(needed) +
-                 " (" + std::to_string(model_.experts_per_token) + " experts a token)");
+                 counted(least_.running, "sequence") + " asks for up to " + std::to_string(needed) + " (" +
+                 counted(model_.experts_per_token, "expert") + " a token)" + enough_for(slots));
     least_.slots = target_.slots = slots;
+    const std::uint64_t preferred = target_.running;
     while (target_.running > least_.running && costs_.least_slots(target_) > slots) --target_.running;
+    gave_way(notes_, "sequences at once", target_.running, preferred,
+             "--expert-slots " + std::to_string(slots) + " holds what one layer asks for with no more");
   }
 
   /// The user named the KV bytes: the context follows from the pages, or must fit into them.
@@ -140,14 +143,18 @@ class planner {
     const std::uint64_t pages = *request_.kv_bytes / model_.kv_page_bytes;
     const std::uint64_t needed = costs_.floor_pages(least_);
     if (pages < needed)
-      impossible("kv-bytes " + bytes_text(*request_.kv_bytes) + " are " + std::to_string(pages) +
-                 " pages of " + bytes_text(model_.kv_page_bytes) + "; a context of " +
-                 std::to_string(least_.context) + " tokens with " + std::to_string(least_.running) +
-                 " sequences needs " + std::to_string(needed) + " (" + std::to_string(model_.page_tokens) +
-                 " tokens a page, one for each further sequence" +
+      impossible("kv-bytes " + bytes_text(*request_.kv_bytes) + " are " + counted(pages, "page") + " of " +
+                 bytes_text(model_.kv_page_bytes) + "; a context of " + counted(least_.context, "token") +
+                 " with " + counted(least_.running, "sequence") + " needs " + std::to_string(needed) + " (" +
+                 counted(u(model_.page_tokens), "token") + " a page, one for each further sequence" +
                  (costs_.dummies() > 0 ? ", one dummy" : "") +
-                 "): " + bytes_text(saturating_multiply(needed, model_.kv_page_bytes)));
+                 "): " + bytes_text(saturating_multiply(needed, model_.kv_page_bytes)) + longest_in(pages));
     fixed_pages_ = pages;
+    const std::uint64_t rest = *request_.kv_bytes % model_.kv_page_bytes;
+    if (rest > 0)
+      notes_.push_back("--kv-bytes is " + counted(pages, "page") + " of " + bytes_text(model_.kv_page_bytes) +
+                       " and " + bytes_text(rest) + " that are not used");
+    const plan_levels preferred = target_;
     // Sequences and context share these pages.
     const std::uint64_t for_sequences =
         pages - costs_.dummies() - divide_up(least_.context, u(model_.page_tokens));
@@ -157,6 +164,24 @@ class planner {
           least_.context, std::min(target_.context, saturating_multiply(pages - costs_.shared_pages(target_),
                                                                         u(model_.page_tokens))));
     least_.pages = target_.pages = pages;
+    gave_way(notes_, "sequences at once", target_.running, preferred.running, "--kv-bytes has no more pages");
+    gave_way(notes_, "context", target_.context, preferred.context, "--kv-bytes has no more pages");
+    const std::uint64_t usable = usable_pages(target_.running);
+    if (pages > usable)
+      notes_.push_back("--kv-bytes is " + counted(pages, "page") + ": " +
+                       counted(target_.running, "sequence") + " at once can use " + std::to_string(usable));
+  }
+  /// The longest context that so few pages hold for the sequences there must be, if any.
+  [[nodiscard]] std::string longest_in(std::uint64_t pages) const {
+    const std::uint64_t shared = costs_.shared_pages(least_);
+    if (pages <= shared) return "";
+    return "; " + counted(pages, "page") + " hold a context of " +
+           counted(saturating_multiply(pages - shared, u(model_.page_tokens)), "token");
+  }
+  /// Pages that so many sequences of the longest context fill, the dummy included.
+  [[nodiscard]] std::uint64_t usable_pages(std::uint64_t running) const {
+    const std::uint64_t longest = u(request_.context_tokens.value_or(costs_.context_limit()));
+    return saturating_multiply(divide_up(longest, u(model_.page_tokens)), running) + costs_.dummies();
   }
 
   /// Spends what is left, item by item, and stops at the first that is not complete.
@@ -178,18 +203,16 @@ class planner {
     at.slots = costs_.slots_of(at);
     if (!raise(&plan_levels::slots, target_.slots)) return;
     if (fixed_pages_ == 0 && model_.kv_page_bytes > 0) {
-      const std::uint64_t full =
-          divide_up(u(request_.context_tokens.value_or(costs_.context_limit())), u(model_.page_tokens));
       at.pages = costs_.floor_pages(at);
-      raise(&plan_levels::pages,
-            std::max(at.pages, std::min(saturating_multiply(full, at.running) + costs_.dummies(),
-                                        request_.most_kv_pages.value_or(UINT64_MAX))));
+      raise(&plan_levels::pages, std::max(at.pages, std::min(usable_pages(at.running),
+                                                             request_.most_kv_pages.value_or(UINT64_MAX))));
     }
   }
   [[nodiscard]] memory_plan finished(plan_levels at) const {
     memory_plan plan;
     plan.budget_bytes = budget_.bytes();
     plan.notes = budget_.notes();
+    plan.notes.insert(plan.notes.end(), notes_.begin(), notes_.end());
     plan.kv_pages = costs_.pages_of(at);
     if (!request_.context_tokens && model_.kv_page_bytes > 0) {
       // What one sequence may use: the pages beyond those of the further sequences that are preferred.
@@ -205,14 +228,10 @@ class planner {
     plan.captured_sizes = costs_.sizes_of(at);
     plan.lines = costs_.lines_of(at);
     plan.residency = costs_.residency_of(plan.expert_slots);
-    const auto gave_way = [&](const char* what, std::uint64_t got, std::uint64_t wanted) {
-      if (got < wanted)
-        plan.notes.push_back(std::string(what) + " " + std::to_string(got) + " instead of " +
-                             std::to_string(wanted) + ": memory is short");
-    };
-    gave_way("step tokens", at.step_tokens, target_.step_tokens);
-    gave_way("sequences at once", at.running, target_.running);
-    gave_way("context", at.context, target_.context);
+    const char* const short_of = budget_.limited() ? "--vram-limit leaves no more" : "memory is short";
+    gave_way(plan.notes, "step tokens", at.step_tokens, target_.step_tokens, short_of);
+    gave_way(plan.notes, "sequences at once", at.running, target_.running, short_of);
+    gave_way(plan.notes, "context", at.context, target_.context, short_of);
     switch (plan.residency) {
       case expert_residency::one_layer:
         plan.notes.push_back("expert slots for one layer: prefill does not overlap fetching and computing");
@@ -227,6 +246,22 @@ class planner {
     }
     return plan;
   }
+  /// The same machine and model with other wishes.
+  struct alternatives {
+    const machine_memory& machine;
+    const memory_model& model;
+    [[nodiscard]] bool fits(const plan_request& request) const {
+      try {
+        return planner(machine, model, request).feasible();
+      } catch (const wish_refused&) {
+        return false;
+      }
+    }
+    [[nodiscard]] memory_plan plan(const plan_request& request) const {
+      return planner(machine, model, request).plan();
+    }
+  };
+
   [[noreturn]] void refuse(const plan_levels& at) const {
     const std::uint64_t without_reserve = costs_.total_of(at) - budget_.reserve_bytes(),
                         total = plan_budget::least_for(without_reserve, request_),
@@ -236,49 +271,36 @@ class planner {
     ledger lines = costs_.lines_of(at);
     lines.plan(ledger_line::workspace,
                saturating_align(costs_.workspace_of(at, longest), request_.granule_bytes),
-               std::to_string(at.step_tokens) + " tokens a step, page tables for " + std::to_string(longest));
+               counted(at.step_tokens, "token") + " a step, page tables for " + std::to_string(longest));
     lines.plan(ledger_line::reserve, total - without_reserve);
     std::string text = "the model does not fit: the least plan takes " + bytes_text(total) + ", there are " +
                        bytes_text(budget_.bytes()) + ", " + bytes_text(missing) + " too few\n" + lines.text();
+    if (machine_.context_bytes > budget_.bytes())
+      text += "the driver's context alone takes " + bytes_text(machine_.context_bytes) + ", more than the " +
+              bytes_text(budget_.bytes()) + " there are\n";
     for (const auto& note : budget_.notes()) text += note + "\n";
     const std::uint64_t planned =
         saturating_add(lines[ledger_line::weights].planned_bytes, lines[ledger_line::kernels].planned_bytes);
     if (machine_.resident_bytes > planned)
       text += "weights and kernels took " + bytes_text(machine_.resident_bytes) + ", " +
               bytes_text(machine_.resident_bytes - planned) + " more than planned\n";
+    const least_wishes least{u(request_.least_context_tokens), 1, u(request_.least_step_tokens),
+                             costs_.least_slots(at), costs_.floor_pages(at)};
+    const alternatives others{machine_, model_};
     text += "It would fit with any one of:\n";
-    for (const auto& change : changes_that_fit()) text += "  " + change + "\n";
-    text += "  " + bytes_text(missing) + " more memory";
-    throw plan_refused(text, lines, missing);
+    const changes_that_fit changes(request_, model_, least, others);
+    for (const auto& change : changes.found()) text += "  " + change + "\n";
+    throw plan_refused(text + "  " + budget_that_fits(total), lines, missing);
   }
-  /// Single wishes that, given up, make the least plan fit.
-  [[nodiscard]] std::vector<std::string> changes_that_fit() const {
-    std::vector<std::string> found;
-    const auto attempt = [&](bool set, const std::string& what, auto&& change) {
-      if (!set) return;
-      plan_request other = request_;
-      change(other);
-      try {
-        const planner alternative(machine_, model_, other);
-        if (alternative.feasible()) found.push_back(what);
-      } catch (const error&) {  // not possible for another reason
-      }
-    };
-    attempt(request_.context_tokens && least_.context > u(request_.least_context_tokens), "a smaller context",
-            [&](plan_request& r) { r.context_tokens = request_.least_context_tokens; });
-    attempt(request_.max_running && *request_.max_running > 1, "--max-running 1",
-            [](plan_request& r) { r.max_running = 1; });
-    attempt(request_.step_tokens && *request_.step_tokens > request_.least_step_tokens, "smaller steps",
-            [](plan_request& r) { r.step_tokens = r.least_step_tokens; });
-    attempt(request_.expert_slots.has_value(), "fewer expert slots",
-            [](plan_request& r) { r.expert_slots.reset(); });
-    attempt(request_.kv_bytes.has_value(), "fewer KV bytes", [](plan_request& r) { r.kv_bytes.reset(); });
-    attempt(request_.state_snapshots > 0, "no state snapshots",
-            [](plan_request& r) { r.state_snapshots = 0; });
-    attempt(request_.graphs, "no captured graphs", [](plan_request& r) { r.graphs = false; });
-    attempt(request_.vram_limit_bytes.has_value(), "no --vram-limit",
-            [](plan_request& r) { r.vram_limit_bytes.reset(); });
-    return found;
+  /// What makes a budget of `total` bytes: memory, a higher limit, or both. Rounded up.
+  [[nodiscard]] std::string budget_that_fits(std::uint64_t total) const {
+    if (total == UINT64_MAX) return "nothing else: no memory is enough";  // the sum overflowed
+    std::string text;
+    if (total > budget_.available_bytes())
+      text = mebibytes_at_least(total - budget_.available_bytes()) + " more memory";
+    if (request_.vram_limit_bytes && *request_.vram_limit_bytes < total)
+      text += (text.empty() ? "" : " and ") + ("--vram-limit " + mebibytes_at_least(total));
+    return text;
   }
 
   const machine_memory& machine_;
@@ -288,6 +310,7 @@ class planner {
   plan_costs costs_;
   std::uint64_t fixed_pages_ = 0;
   plan_levels least_, target_;
+  std::vector<std::string> notes_;  ///< what one wish took from what is preferred
 };
 
 }  // namespace detail

@@ -119,7 +119,7 @@ TEST_CASE("C063: dense weights that leave no room are refused from byte counts a
     const std::string text = problem.what();
     CHECK(contains(text, "weights               9.90 GiB"));
     CHECK(contains(text, "320 of 10240 experts, 1.7 MiB each"));
-    CHECK(contains(text, "a smaller context"));
+    CHECK(contains(text, "\n  --context "));
     CHECK(problem.missing_bytes() > 0);
     CHECK(problem.lines()[ledger_line::expert_slots].planned_bytes == align_up(320 * 1'775'616, 2 * mib));
   }

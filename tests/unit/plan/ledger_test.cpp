@@ -62,4 +62,10 @@ TEST_CASE("sizes as people write them") {
   CHECK(bytes_text(1536) == "1.5 KiB");
   CHECK(bytes_text(2 << 20) == "2.0 MiB");
   CHECK(bytes_text(UINT64_MAX) == "17179869184.00 GiB");
+  CHECK(mebibytes_at_least(0) == "0MiB");
+  CHECK(mebibytes_at_least((5 << 20) + 1) == "6MiB");
+  CHECK(parse_bytes(mebibytes_at_least(6 << 20)) == std::uint64_t{6} << 20);
+  CHECK(counted(0, "page") == "0 pages");
+  CHECK(counted(1, "page") == "1 page");
+  CHECK(counted(2, "page") == "2 pages");
 }

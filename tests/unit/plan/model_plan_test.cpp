@@ -178,9 +178,21 @@ TEST_CASE("plan on paper: wishes are kept, contradictory ones refused with the a
     FAIL("not refused");
   } catch (const nibble::plan_refused& refused) {
     CHECK(contains(refused.what(), "6000 of 10240 experts"));
-    CHECK(contains(refused.what(), "fewer expert slots"));
+    CHECK(contains(refused.what(), "\n  --expert-slots "));
     CHECK(contains(refusal_json(large, 12 * gib, refused), "\"missing_bytes\":"));
   }
   CHECK_THROWS_AS(plan_on_paper(large, 2 * gib, {}), nibble::plan_refused);
   CHECK_THROWS_AS(plan_on_paper(large, 1, {}), nibble::plan_refused);
+  // Less than the context alone takes: what is missing is still all that is missing.
+  for (const std::uint64_t bytes : {1 * mib, 100 * mib, 523 * mib, 2 * gib}) {
+    try {
+      static_cast<void>(plan_on_paper(large, bytes, {}));
+      FAIL("not refused");
+    } catch (const nibble::plan_refused& refused) {
+      CHECK(contains(refused.what(), "the driver's context alone takes 524.0 MiB") == (bytes < 524 * mib));
+      CHECK(refused.lines().planned_total() == bytes + refused.missing_bytes());
+      CHECK_NOTHROW(plan_on_paper(large, bytes + refused.missing_bytes(), {}));
+      CHECK_THROWS_AS(plan_on_paper(large, bytes + refused.missing_bytes() - 1, {}), nibble::plan_refused);
+    }
+  }
 }

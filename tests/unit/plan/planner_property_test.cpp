@@ -103,11 +103,16 @@ class generator {
   std::mt19937_64 random_;
 };
 
-std::optional<memory_plan> attempt(const world& w, std::uint64_t* missing = nullptr) {
+struct refusal_seen {
+  std::uint64_t missing = 0;
+  std::string text;
+};
+
+std::optional<memory_plan> attempt(const world& w, refusal_seen* refusal = nullptr) {
   try {
     return plan_memory(w.machine, w.model, w.request);
   } catch (const plan_refused& problem) {
-    if (missing != nullptr) *missing = problem.missing_bytes();
+    if (refusal != nullptr) *refusal = {problem.missing_bytes(), problem.what()};
     return std::nullopt;
   } catch (const wish_refused&) {
     return std::nullopt;
@@ -169,6 +174,69 @@ std::string broken_rule(const world& w, const memory_plan& p) {
   return "";
 }
 
+void give(world& w, std::uint64_t gift) {
+  const auto add = [&](std::uint64_t& bytes) { bytes = saturating_add(bytes, gift); };
+  add(w.machine.total_bytes);
+  add(w.machine.free_bytes);
+  if (w.machine.free_now_bytes) add(*w.machine.free_now_bytes);
+  if (w.machine.os_budget_bytes) {  // what is used beyond the budget comes first
+    w.machine.os_budget_bytes = std::max(*w.machine.os_budget_bytes, w.machine.os_used_bytes);
+    add(*w.machine.os_budget_bytes);
+  }
+}
+
+/// Makes one change of a refusal's list, `more` of it than the list says; false for one without a number.
+bool make_change(world& w, std::string text, std::uint64_t more) {
+  auto& r = w.request;
+  const auto take = [&](const std::string& words) {
+    if (text.rfind(words, 0) != 0) return false;
+    text = text.substr(words.size());
+    return true;
+  };
+  const auto number = [&] { return std::stoi(text) + static_cast<int>(more); };
+  if (take("--context "))
+    r.context_tokens = number();
+  else if (take("--max-running "))
+    r.max_running = number();
+  else if (take("--expert-slots "))
+    r.expert_slots = std::stoull(text) + more;
+  else if (take("--kv-bytes "))
+    r.kv_bytes = *parse_bytes(text) + more * w.model.kv_page_bytes;
+  else if (take("steps of "))
+    r.step_tokens = number();
+  else if (text.find(" state snapshot") != std::string::npos)
+    r.state_snapshots = (take("no ") ? 0 : std::stoi(text)) + static_cast<int>(more);
+  else
+    return false;
+  return true;
+}
+
+/// The first line of a refusal's list that is wrong, or "".
+std::string wrong_change(const world& w, const std::string& refusal, int& budgets, int& wishes) {
+  const std::string head = "any one of:\n";
+  const auto begin = refusal.find(head);
+  if (begin == std::string::npos) return "";  // readings that make no sense
+  std::string rest = refusal.substr(begin + head.size()) + "\n";
+  for (std::size_t end = 0; (end = rest.find('\n')) != std::string::npos; rest = rest.substr(end + 1)) {
+    const std::string line = rest.substr(2, end - 2);
+    world changed = w;
+    if (const auto memory = line.find(" more memory"), limit = line.find("--vram-limit ");
+        memory != std::string::npos || limit != std::string::npos) {
+      if (memory != std::string::npos) give(changed, *parse_bytes(line.substr(0, memory)));
+      if (limit != std::string::npos) changed.request.vram_limit_bytes = parse_bytes(line.substr(limit + 13));
+      if (!attempt(changed)) return line;
+      ++budgets;
+    } else if (line.find(" with ") == std::string::npos && make_change(changed, line, 0)) {
+      if (!attempt(changed)) return line;
+      changed = w;
+      make_change(changed, line, 1);
+      if (attempt(changed)) return "one more than: " + line;
+      ++wishes;
+    }
+  }
+  return "";
+}
+
 bool no_less(const memory_plan& more, const memory_plan& less) {
   return more.limits.step_tokens >= less.limits.step_tokens && more.limits.running >= less.limits.running &&
          more.limits.context_tokens >= less.limits.context_tokens && more.expert_slots >= less.expert_slots &&
@@ -179,11 +247,11 @@ bool no_less(const memory_plan& more, const memory_plan& less) {
 
 TEST_CASE("plan: 100,000 random machines and models") {
   generator random(20260830);
-  int planned = 0, refused = 0;
+  int planned = 0, refused = 0, budgets = 0, wishes = 0;
   for (int i = 0; i < 100'000; ++i) {
     const world w = random.make();
-    std::uint64_t missing = 0;
-    const auto p = attempt(w, &missing);
+    refusal_seen refusal;
+    const auto p = attempt(w, &refusal);
     INFO("world " << i);
     if (p) {
       ++planned;
@@ -191,16 +259,16 @@ TEST_CASE("plan: 100,000 random machines and models") {
       if (!rule.empty()) FAIL("world " << i << ": " << rule << "\n" << p->lines.text());
     } else {
       ++refused;
+      const std::string wrong = wrong_change(w, refusal.text, budgets, wishes);
+      if (!wrong.empty()) FAIL("world " << i << ": " << wrong << "\n" << refusal.text);
     }
     // More memory never means less of anything, and never a refusal.
     world richer = w;
-    const std::uint64_t gift = missing != 0 && random.chance(2) ? missing : random.size(16 * gib);
-    const auto give = [&](std::uint64_t& bytes) { bytes = saturating_add(bytes, gift); };
-    give(richer.machine.total_bytes);
-    give(richer.machine.free_bytes);
-    if (richer.machine.free_now_bytes) give(*richer.machine.free_now_bytes);
-    if (richer.machine.os_budget_bytes) give(*richer.machine.os_budget_bytes);
-    if (richer.request.vram_limit_bytes) give(*richer.request.vram_limit_bytes);
+    const std::uint64_t gift =
+        refusal.missing != 0 && random.chance(2) ? refusal.missing : random.size(16 * gib);
+    give(richer, gift);
+    if (richer.request.vram_limit_bytes)
+      richer.request.vram_limit_bytes = saturating_add(*richer.request.vram_limit_bytes, gift);
     const auto q = attempt(richer);
     if (q) {
       const std::string rule = broken_rule(richer, *q);
@@ -213,4 +281,6 @@ TEST_CASE("plan: 100,000 random machines and models") {
   // Both kinds are tested in numbers.
   CHECK(planned > 20'000);
   CHECK(refused > 20'000);
+  CHECK(budgets > 10'000);
+  CHECK(wishes > 3'000);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule of the split, the user's wishes, and refusals.
+// The rule of the split and the user's wishes.
 #include "nibble/plan/planner.hpp"
-#include "nibble/plan/replan.hpp"
 
 #include "example_model.hpp"
+#include "nibble/plan/replan.hpp"
 #include "support/catch.hpp"
 
 using namespace nibble;
@@ -21,6 +21,11 @@ std::string refusal(const machine_memory& machine, const memory_model& model, co
 }
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
+}
+bool has_note(const memory_plan& plan, const std::string& part) {
+  for (const auto& note : plan.notes)
+    if (contains(note, part)) return true;
+  return false;
 }
 
 }  // namespace
@@ -241,53 +246,52 @@ TEST_CASE("plan: batches beyond the largest captured one have no graph") {
   CHECK(p.lines[ledger_line::graphs].planned_bytes == 4 * 4 * mib);
 }
 
-TEST_CASE("plan: contradictory wishes are refused with the arithmetic") {
+TEST_CASE("plan: what a wish takes from what is preferred is told") {
   plan_request r;
-  r.expert_slots = 5000;
-  r.kv_bytes = 4 * gib;
-  const auto text = refusal(card(12 * gib), large_moe(), r);
-  CHECK(contains(text, "expert slots          8.27 GiB  5000 of 10240 experts"));
-  CHECK(contains(text, "KV pages              4.00 GiB"));
-  CHECK(contains(text, "too few"));
-  CHECK(contains(text, "fewer expert slots"));
-  CHECK(contains(text, "fewer KV bytes"));
+  auto p = plan_memory(card(12 * gib), large_moe(), r);
+  CHECK(!has_note(p, "instead of"));
+  r.kv_bytes = 131 * 16 * 20480 + 1000;
+  p = plan_memory(card(12 * gib), large_moe(), r);
+  CHECK(has_note(p, "sequences at once 3 instead of 4: --kv-bytes has no more pages"));
+  CHECK(has_note(p, "context 2048 instead of 32768: --kv-bytes has no more pages"));
+  CHECK(has_note(p, "--kv-bytes is 131 pages of 320.0 KiB and 1000 B that are not used"));
   r = {};
-  r.expert_slots = 10241;
-  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "the model has 10240 routed experts"));
+  r.context_tokens = 2048;
+  r.max_running = 1;
+  r.kv_bytes = 512 * mib;
+  p = plan_memory(card(12 * gib), large_moe(), r);
+  CHECK(has_note(p, "--kv-bytes is 1638 pages: 1 sequence at once can use 129"));
+  r = {};
+  r.expert_slots = 20;
+  p = plan_memory(card(12 * gib), large_moe(), r);
+  CHECK(has_note(p, "sequences at once 2 instead of 4: --expert-slots 20"));
+  r = {};
+  r.vram_limit_bytes = 3500 * mib;
+  p = plan_memory(card(12 * gib), large_moe(), r);
+  CHECK(has_note(p, "instead of 4: --vram-limit leaves no more"));
+  CHECK(has_note(plan_memory(card(3500 * mib), large_moe(), {}), "instead of 4: memory is short"));
+}
+
+TEST_CASE("plan: one of a thing is not many") {
+  plan_request r;
+  r.max_running = 1;
+  r.step_tokens = 1;
+  r.state_snapshots = 1;
+  const auto lines = plan_memory(card(12 * gib), large_moe(), r).lines;
+  CHECK(lines[ledger_line::graphs].note == "1 size");
+  CHECK(lines[ledger_line::workspace].note == "1 token a step");
+  CHECK(contains(lines[ledger_line::states].note, "1 running, 1 snapshot, 1 dummy"));
   r.expert_slots = 7;
-  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "asks for up to 8"));
+  CHECK(
+      contains(refusal(card(12 * gib), large_moe(), r), "a step of 1 sequence asks for up to 8 (8 experts"));
   r = {};
   r.max_running = 16;
   r.expert_slots = 100;
-  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "asks for up to 128"));
-  r = {};
-  r.context_tokens = 300'000;
-  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "context 300000: expected 1 to 262144"));
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "100 do for 12 sequences"));
   r = {};
   r.context_tokens = 65536;
   r.kv_bytes = 512 * mib;
-  CHECK(contains(refusal(card(12 * gib), large_moe(), r),
-                 "kv-bytes 512.0 MiB are 1638 pages of 320.0 KiB; a context of 65536 tokens with 1 sequences "
-                 "needs 4097"));
-  r = {};
-  r.vram_limit_bytes = 3 * gib;
-  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "no --vram-limit"));
-}
-
-TEST_CASE("plan: the memory a refusal asks for is enough, and a granule less is not") {
-  for (const std::uint64_t total : {1 * gib, 2 * gib, 3 * gib}) {
-    std::uint64_t missing = 0;
-    try {
-      static_cast<void>(plan_memory(card(total), large_moe(), {}));
-    } catch (const plan_refused& problem) {
-      missing = problem.missing_bytes();
-      // The ledger that is shown is the one of that least memory.
-      CHECK(problem.lines().planned_total() == problem.lines().budget_bytes + missing);
-    }
-    REQUIRE(missing > 0);
-    CHECK(plan_memory(card(total + missing), large_moe(), {}).limits.running == 1);
-    CHECK_THROWS_AS(plan_memory(card(total + missing - 1), large_moe(), {}), plan_refused);
-  }
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "1638 pages hold a context of 26192 tokens"));
 }
 
 TEST_CASE("plan: a model without experts, states or KV cache") {

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// What does not fit: the arithmetic that is shown, and the changes that are named.
+#include "example_model.hpp"
+#include "nibble/plan/planner.hpp"
+#include "support/catch.hpp"
+
+using namespace nibble;
+using namespace nibble::test;
+
+namespace {
+
+std::string refusal(const machine_memory& machine, const memory_model& model, const plan_request& request) {
+  try {
+    static_cast<void>(plan_memory(machine, model, request));
+  } catch (const error& problem) {
+    return problem.what();
+  }
+  return "";
+}
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+/// The number that a refusal names after `words`; 0 where it does not.
+std::uint64_t number_after(const std::string& text, const std::string& words) {
+  const auto at = text.find("\n  " + words);
+  return at == std::string::npos ? 0 : std::stoull(text.substr(at + 3 + words.size()));
+}
+
+/// The number of the line that goes on with `words`; 0 where there is none.
+std::uint64_t number_before(const std::string& text, const std::string& words) {
+  const auto at = text.find(words);
+  return at == std::string::npos ? 0 : std::stoull(text.substr(text.rfind('\n', at)));
+}
+
+}  // namespace
+
+TEST_CASE("plan: contradictory wishes are refused with the arithmetic") {
+  plan_request r;
+  r.expert_slots = 5000;
+  r.kv_bytes = 4 * gib;
+  const auto text = refusal(card(12 * gib), large_moe(), r);
+  CHECK(contains(text, "expert slots          8.27 GiB  5000 of 10240 experts"));
+  CHECK(contains(text, "KV pages              4.00 GiB"));
+  CHECK(contains(text, "too few"));
+  CHECK(number_after(text, "--expert-slots ") < 5000);
+  CHECK(number_after(text, "--kv-bytes ") < 4096);
+  r = {};
+  r.expert_slots = 10241;
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "the model has 10240 routed experts"));
+  r.expert_slots = 7;
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "asks for up to 8"));
+  r = {};
+  r.max_running = 16;
+  r.expert_slots = 100;
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "asks for up to 128"));
+  r = {};
+  r.context_tokens = 300'000;
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "context 300000: expected 1 to 262144"));
+  r = {};
+  r.context_tokens = 65536;
+  r.kv_bytes = 512 * mib;
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r),
+                 "kv-bytes 512.0 MiB are 1638 pages of 320.0 KiB; a context of 65536 tokens with 1 sequence "
+                 "needs 4097"));
+  r = {};
+  r.vram_limit_bytes = 3 * gib;
+  CHECK(contains(refusal(card(12 * gib), large_moe(), r), "\n  --vram-limit "));
+}
+
+TEST_CASE("plan: the memory a refusal asks for is enough, and a granule less is not") {
+  for (const std::uint64_t total : {1 * mib, 300 * mib, 1 * gib, 2 * gib, 3 * gib}) {
+    std::uint64_t missing = 0;
+    try {
+      static_cast<void>(plan_memory(card(total), large_moe(), {}));
+    } catch (const plan_refused& problem) {
+      missing = problem.missing_bytes();
+      // The ledger that is shown is the one of that least memory.
+      CHECK(problem.lines().planned_total() == problem.lines().budget_bytes + missing);
+    }
+    REQUIRE(missing > 0);
+    CHECK(plan_memory(card(total + missing), large_moe(), {}).limits.running == 1);
+    CHECK_THROWS_AS(plan_memory(card(total + missing - 1), large_moe(), {}), plan_refused);
+  }
+}
+
+TEST_CASE("plan: a refusal names the largest wishes that fit, and the next ones do not") {
+  const auto machine = card(6 * gib);
+  const auto model = large_moe();
+  plan_request r;
+  const auto fits = [&](const plan_request& request) { return refusal(machine, model, request).empty(); };
+
+  r.context_tokens = 262144;
+  r.max_running = 4;
+  r.kv_bytes.reset();
+  auto text = refusal(machine, model, r);
+  const auto context = static_cast<int>(number_after(text, "--context "));
+  REQUIRE(context > 2048);
+  r.context_tokens = context;
+  CHECK(fits(r));
+  r.context_tokens = context + 1;
+  CHECK(!fits(r));
+
+  r = {};
+  r.context_tokens = 32768;
+  r.max_running = 64;
+  text = refusal(machine, model, r);
+  const auto running = static_cast<int>(number_after(text, "--max-running "));
+  REQUIRE(running > 1);
+  r.max_running = running;
+  CHECK(fits(r));
+  r.max_running = running + 1;
+  CHECK(!fits(r));
+
+  r = {};
+  r.expert_slots = 9000;
+  text = refusal(machine, model, r);
+  const auto slots = number_after(text, "--expert-slots ");
+  REQUIRE(slots > 8);
+  r.expert_slots = slots;
+  CHECK(fits(r));
+  r.expert_slots = slots + 1;
+  CHECK(!fits(r));
+
+  r = {};
+  r.kv_bytes = 8 * gib;
+  text = refusal(machine, model, r);
+  const auto mebibytes = number_after(text, "--kv-bytes ");
+  REQUIRE(mebibytes > 0);
+  CHECK(contains(text, "--kv-bytes " + std::to_string(mebibytes) + "MiB"));
+  r.kv_bytes = mebibytes * mib;
+  CHECK(fits(r));
+  r.kv_bytes = (mebibytes + 1) * mib;
+  CHECK(!fits(r));
+
+  r = {};
+  r.step_tokens = 100'000;
+  text = refusal(machine, model, r);
+  const auto steps = static_cast<int>(number_after(text, "steps of "));
+  REQUIRE(steps > 64);
+  r.step_tokens = steps;
+  CHECK(fits(r));
+  r.step_tokens = steps + 1;
+  CHECK(!fits(r));
+
+  r = {};
+  r.state_snapshots = 200;
+  text = refusal(machine, model, r);
+  const auto snapshots = static_cast<int>(number_before(text, " state snapshots\n"));
+  REQUIRE(snapshots > 0);
+  r.state_snapshots = snapshots;
+  CHECK(fits(r));
+  r.state_snapshots = snapshots + 1;
+  CHECK(!fits(r));
+}
+
+TEST_CASE("plan: where no wish alone is too large, a refusal names all that would fit together") {
+  plan_request r;
+  r.context_tokens = 262144;
+  r.max_running = 200;
+  const auto text = refusal(card(6 * gib), large_moe(), r);
+  CHECK(number_after(text, "--max-running ") == 0);  // not alone
+  const auto context = number_after(text, "--context ");
+  REQUIRE(context > 0);
+  const std::string second = "--context " + std::to_string(context) + " with --max-running ";
+  REQUIRE(contains(text, second));
+  r.context_tokens = static_cast<int>(context);
+  r.max_running = std::stoi(text.substr(text.find(second) + second.size()));
+  CHECK(refusal(card(6 * gib), large_moe(), r).empty());
+}
+
+TEST_CASE("plan: a refusal under a limit names the limit, and memory only where more is needed") {
+  plan_request r;
+  r.vram_limit_bytes = 300 * mib;  // less than the context alone
+  auto text = refusal(card(12 * gib), large_moe(), r);
+  CHECK(contains(text, "the driver's context alone takes 500.0 MiB, more than the 300.0 MiB there are"));
+  CHECK(!contains(text, "more memory"));
+  r.vram_limit_bytes = number_after(text, "--vram-limit ") * mib;
+  CHECK(refusal(card(12 * gib), large_moe(), r).empty());
+  *r.vram_limit_bytes -= 2 * mib;
+  CHECK(!refusal(card(12 * gib), large_moe(), r).empty());
+  r.vram_limit_bytes = 300 * mib;
+  text = refusal(card(2 * gib), large_moe(), r);
+  const auto more = number_before(text, "MiB more memory and --vram-limit ");
+  REQUIRE(more > 0);
+  r.vram_limit_bytes = 2 * gib + more * mib;
+  CHECK(refusal(card(2 * gib + more * mib), large_moe(), r).empty());
+  r.vram_limit_bytes = 2 * gib + (more - 1) * mib;
+  CHECK(!refusal(card(2 * gib + (more - 1) * mib), large_moe(), r).empty());
+}
