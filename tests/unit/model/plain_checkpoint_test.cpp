@@ -7,8 +7,8 @@
 
 #include "engine/scheduler.hpp"
 #include "model/registry.hpp"
-#include "reference_answers.hpp"
 #include "support/catch.hpp"
+#include "support/reference_answers.hpp"
 
 using namespace qwen3_moe;
 using namespace qwen3_moe::test;
@@ -57,7 +57,7 @@ TEST_CASE("Qwen3-MoE checkpoint: greedy continuations, token by token") {
   for (const auto& c : cases) {
     REQUIRE(c.completion.size() == 24);
     for (const std::size_t piece : {1u, 7u, 512u}) {
-      greedy_run run(model->runner());
+      sequence run(model->runner(), 0);
       run.append(c.prompt, piece);
       std::vector<std::int32_t> answer;
       while (answer.size() < c.completion.size()) {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "model/registry.hpp"
-#include "reference_answers.hpp"
 #include "support/catch.hpp"
+#include "support/reference_answers.hpp"
 #include "support/temporary_folder.hpp"
 
 using namespace qwen3_moe;
@@ -24,7 +24,7 @@ std::filesystem::path trained(const std::string& layout) {
 
 /// Follows the reference's continuation up to its end, or to a step whose gap excuses another token.
 void check_continuation(model_runner& runner, const reference_case& c, std::size_t piece) {
-  greedy_run run(runner);
+  sequence run(runner, 0);
   run.append(c.prompt, piece);
   for (const auto expected : c.completion) {
     if (run.best() != expected) {
@@ -73,10 +73,10 @@ TEST_CASE("C092: the bundled model: prefill in pieces, token by token and at onc
   const auto model = load_model(NIBBLE_SOURCE_DIR "/examples/qwen3_moe/models/tiny", options);
   std::vector<std::int32_t> prompt(150);
   for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<std::int32_t>(i * i * 31 % 1900);
-  greedy_run whole(model->runner());
+  sequence whole(model->runner(), 0);
   whole.append(prompt, 512);
   for (const std::size_t piece : {1u, 2u, 7u, 16u, 17u, 64u, 149u}) {
-    greedy_run pieces(model->runner());
+    sequence pieces(model->runner(), 0);
     pieces.append(prompt, piece);
     CHECK(pieces.logits() == whole.logits());
   }

@@ -34,27 +34,34 @@ inline std::vector<reference_case> reference_cases(const std::filesystem::path& 
   return cases;
 }
 
-/// A sequence of one slot, stepped greedily.
-class greedy_run {
+/// One sequence with a slot and pages of its own.
+class sequence {
  public:
-  explicit greedy_run(model_runner& runner, int slot = 0)
-      : runner_(runner), slot_(slot), pages_(static_cast<std::size_t>(runner.limits().pages)) {
-    std::iota(pages_.begin(), pages_.end(), 0);
-    runner_.clear_slot(slot_);
+  sequence(model_runner& runner, int slot) : runner_(&runner), slot_(slot) {
+    const auto& limits = runner.limits();
+    const int each = (limits.context_tokens + limits.page_tokens - 1) / limits.page_tokens;
+    pages_.resize(static_cast<std::size_t>(each));
+    std::iota(pages_.begin(), pages_.end(), slot * each);
+    std::reverse(pages_.begin(), pages_.end());  // pages need not be in order
+    runner.clear_slot(slot);
   }
-  /// Appends tokens in pieces; afterwards logits() are those of the last one.
+  [[nodiscard]] step_sequence share(std::span<const std::int32_t> tokens, wanted_logits logits) const {
+    return {tokens, position_, slot_, pages_, logits};
+  }
+  void advance(std::size_t tokens) { position_ += static_cast<int>(tokens); }
+  /// Runs tokens in pieces; afterwards logits() are those of the last one.
   void append(std::span<const std::int32_t> tokens, std::size_t piece) {
-    logits_.assign(static_cast<std::size_t>(runner_.limits().vocab_size), std::nanf(""));
+    logits_.assign(static_cast<std::size_t>(runner_->limits().vocab_size), std::nanf(""));
     for (std::size_t done = 0; done < tokens.size();) {
       const std::size_t count = std::min(piece, tokens.size() - done);
       const bool last = done + count == tokens.size();
-      const step_sequence sequence{tokens.subspan(done, count), position_, slot_, pages_,
-                                   last ? wanted_logits::last : wanted_logits::none};
-      runner_.step({&sequence, 1}, logits_);
-      position_ += static_cast<int>(count);
+      const auto part = share(tokens.subspan(done, count), last ? wanted_logits::last : wanted_logits::none);
+      runner_->step({&part, 1}, logits_);
+      advance(count);
       done += count;
     }
   }
+  [[nodiscard]] const std::vector<float>& logits() const { return logits_; }
   [[nodiscard]] std::int32_t best() const {
     return static_cast<std::int32_t>(std::max_element(logits_.begin(), logits_.end()) - logits_.begin());
   }
@@ -64,14 +71,12 @@ class greedy_run {
     std::nth_element(sorted.begin(), sorted.begin() + 1, sorted.end(), std::greater<>());
     return *std::max_element(sorted.begin(), sorted.end()) - sorted[1];
   }
-  [[nodiscard]] const std::vector<float>& logits() const { return logits_; }
 
  private:
-  model_runner& runner_;
-  int slot_;
+  model_runner* runner_;
+  int slot_, position_ = 0;
   std::vector<std::int32_t> pages_;
   std::vector<float> logits_;
-  int position_ = 0;
 };
 
 }  // namespace qwen3_moe::test
