@@ -110,12 +110,12 @@ class changes_that_fit {
   /// Where none is enough alone: what the plan would be without any of them.
   void all_wishes() {
     const auto& r = request_;
-    plan_request other = r;
-    other.context_tokens.reset(), other.max_running.reset(), other.step_tokens.reset();
-    other.expert_slots.reset(), other.kv_bytes.reset();
-    if (!alternatives_.fits(other)) return;
-    const memory_plan plan = alternatives_.plan(other);
-    const step_limits& limits = plan.limits;
+    plan_request without = r, other = r;
+    without.context_tokens.reset(), without.max_running.reset(), without.step_tokens.reset();
+    without.expert_slots.reset(), without.kv_bytes.reset();
+    if (!alternatives_.fits(without)) return;
+    const memory_plan plan = alternatives_.plan(without);
+    const step_limits& limits = plan.limits;  // a wish that it meets stays
     std::vector<std::string> texts;
     if (r.context_tokens && *r.context_tokens > limits.context_tokens) {
       other.context_tokens = limits.context_tokens;
@@ -137,12 +137,6 @@ class changes_that_fit {
       other.kv_bytes = plan.kv_pages * model_.kv_page_bytes;
       texts.push_back(kv_text(plan.kv_pages));
     }
-    // Wishes that the plan meets anyway stay as they were, where that still fits.
-    if (!other.context_tokens) other.context_tokens = r.context_tokens;
-    if (!other.max_running) other.max_running = r.max_running;
-    if (!other.step_tokens) other.step_tokens = r.step_tokens;
-    if (!other.expert_slots) other.expert_slots = r.expert_slots;
-    if (!other.kv_bytes) other.kv_bytes = r.kv_bytes;
     if (texts.size() < 2 || !alternatives_.fits(other)) return;
     std::string text;
     for (const auto& part : texts) text += (text.empty() ? "" : " with ") + part;
