@@ -4,6 +4,7 @@
 // memory as in a model. bench_layer [OUTPUT.json] [NAME...]: only cases whose name contains one of the NAMEs.
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include "../gemv/harness.cuh"
 #include "nibble/core/bf16.hpp"
@@ -98,12 +99,15 @@ void time_decode() {
     const double bytes =
         batch * (2.0 * static_cast<double>(delta.recurrent_bytes()) + 2.0 * 4 * delta.projected()) +
         4.0 * delta.value_heads * delta.hidden + 16.0 * delta.channels();
-    for (const bool clustered : {true, false}) {
+    for (const auto& [blocks, title] :
+         {std::pair{nibble::delta_blocks::cluster, "delta_decode clusters"},
+          std::pair{nibble::delta_blocks::head_alone, "delta_decode heads alone"},
+          std::pair{nibble::delta_blocks::head, "delta_decode heads"}}) {
       const launch_options chained{bench::stream(), launch_chain::pdl};
       const double us = graph_time(delta_setup::layers * 2, [&](int i) {
-        good(family::launch_with(setup.layer(i), chained, clustered));
+        good(family::launch_with(setup.layer(i), chained, blocks));
       });
-      add(clustered ? "delta_decode clusters" : "delta_decode heads", "35b", batch, us, bytes);
+      add(title, "35b", batch, us, bytes);
     }
     BENCH_CHECK(cudaFree(setup.p.pool.base));
   }

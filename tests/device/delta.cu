@@ -15,10 +15,10 @@ bool has_clusters() {
 
 /// Several steps of four sequences, one of them padding, at different positions.
 template <delta_shape S, bool Normed>
-void decode_steps(std::uint64_t seed, bool clustered) {
+void decode_steps(std::uint64_t seed, delta_blocks blocks) {
   using family = delta_decode_family<S, Normed>;
   load<family>();
-  if (clustered && (!has_clusters() || S.splits() == 1)) return;
+  if (blocks == delta_blocks::cluster && (!has_clusters() || S.splits() == 1)) return;
   layer l(S, seed);
   const std::vector<std::int32_t> slot{4, 1, -7, 7};
   std::vector<std::int32_t> position{0, 0, -1, 0};
@@ -26,7 +26,7 @@ void decode_steps(std::uint64_t seed, bool clustered) {
   for (int step = 0; step < 7; ++step) {
     step_rows r(S, 5, seed + 100 * static_cast<std::uint64_t>(step));
     const device_step d({1, 2, 3, 4, 5}, position, slot);
-    NIBBLE_GOOD(family::launch_with(params_of(l, r, d), step % 2 != 0 ? plain : chained, clustered));
+    NIBBLE_GOOD(family::launch_with(params_of(l, r, d), step % 2 != 0 ? plain : chained, blocks));
     const auto got = r.d_out.read();
     NIBBLE_CHECK(r.only_rows_written(got, {false, true, true, true, true}));
     for (int i = 0; i < 4; ++i) {
@@ -52,14 +52,14 @@ void decode_steps(std::uint64_t seed, bool clustered) {
   NIBBLE_CHECK(untouched);
 }
 
-/// A sequence alone, among strangers, and by the other kind of block: the same bits.
+/// A sequence alone, among strangers, and by the other kinds of blocks: the same bits.
 template <delta_shape S>
 void decode_alone_or_not(std::uint64_t seed) {
   using family = delta_decode_family<S>;
   load<family>();
-  std::vector<std::uint16_t> outputs[3];
-  std::vector<std::uint8_t> states[3];
-  for (int way = 0; way < 3; ++way) {
+  std::vector<std::uint16_t> outputs[4];
+  std::vector<std::uint8_t> states[4];
+  for (int way = 0; way < 4; ++way) {
     layer l(S, seed);
     for (int s = 0; s < slots; ++s) l.clear<S>(s);
     for (int step = 0; step < 5; ++step) {
@@ -68,7 +68,10 @@ void decode_alone_or_not(std::uint64_t seed) {
       const device_step alone({6, 7}, {p}, {3});
       const device_step many({0, 1, 2, 3, 4, 5, 6, 7, 8}, {p, p, p, p, p, p, p, p}, {0, 1, 2, 8, 4, 5, 3, 7});
       auto parameters = params_of(l, r, way == 1 ? many : alone);
-      NIBBLE_GOOD(family::launch_with(parameters, plain, way != 2 && has_clusters() && S.splits() > 1));
+      NIBBLE_GOOD(family::launch_with(parameters, plain,
+                                      way == 2   ? delta_blocks::head
+                                      : way == 3 ? delta_blocks::head_alone
+                                                 : delta_blocks::cluster));
       const auto got = r.d_out.read();
       outputs[way].insert(outputs[way].end(), got.begin() + 6 * r.ldo, got.begin() + 7 * r.ldo);
     }
@@ -76,15 +79,17 @@ void decode_alone_or_not(std::uint64_t seed) {
     states[way].assign(bytes.begin() + static_cast<std::ptrdiff_t>(3 * l.slot_bytes),
                        bytes.begin() + static_cast<std::ptrdiff_t>(4 * l.slot_bytes));
   }
-  NIBBLE_CHECK(outputs[0] == outputs[1] && outputs[0] == outputs[2]);
-  NIBBLE_CHECK(states[0] == states[1] && states[0] == states[2]);
+  for (int way = 1; way < 4; ++way) {
+    NIBBLE_CHECK(outputs[0] == outputs[way]);
+    NIBBLE_CHECK(states[0] == states[way]);
+  }
 }
 
 const bool added[] = {
     device_test::add("small", "decode",
                      [] {
-                       decode_steps<tiny, true>(1, false);
-                       decode_steps<tiny, true>(2, true);
+                       decode_steps<tiny, true>(1, delta_blocks::head_alone);
+                       decode_steps<tiny, true>(2, delta_blocks::cluster);
                        decode_alone_or_not<tiny>(10);
                      }),
     device_test::add("small", "prefill",
@@ -101,19 +106,19 @@ const bool added[] = {
         }),
     device_test::add("decode", "full",
                      [] {
-                       decode_steps<full, true>(3, false);
-                       decode_steps<full, true>(4, true);
+                       decode_steps<full, true>(3, delta_blocks::head);
+                       decode_steps<full, true>(4, delta_blocks::cluster);
                      }),
     device_test::add("decode", "ratio 3",
                      [] {
-                       decode_steps<odd, true>(5, false);
-                       decode_steps<odd, true>(6, true);
+                       decode_steps<odd, true>(5, delta_blocks::head_alone);
+                       decode_steps<odd, true>(6, delta_blocks::cluster);
                      }),
-    device_test::add("decode", "one split", [] { decode_steps<narrow, true>(7, false); }),
+    device_test::add("decode", "one split", [] { decode_steps<narrow, true>(7, delta_blocks::head); }),
     device_test::add("decode", "raw input",
                      [] {
-                       decode_steps<full, false>(8, true);
-                       decode_steps<odd, false>(9, false);
+                       decode_steps<full, false>(8, delta_blocks::cluster);
+                       decode_steps<odd, false>(9, delta_blocks::head_alone);
                      }),
     device_test::add("decode", "alone or among strangers",
                      [] {

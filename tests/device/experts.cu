@@ -21,7 +21,7 @@ struct expert_matrices {
 
 template <experts_shape S>
 void check_experts(std::uint64_t seed) {
-  kernel_info info[4];
+  kernel_info info[moe::experts_kernels];
   NIBBLE_GOOD(moe::prepare_experts<S>(info));
   for (const auto& i : info) NIBBLE_CHECK(i.local_bytes <= device_test::allowed_local_bytes);
   device_test::fast_random random{seed};

@@ -166,9 +166,11 @@ void ahead() {
       const auto each = static_cast<std::size_t>(rows * shape.top_k);
       const buffer<std::int32_t> ids(each * shape.layers), likely(each * shape.layers);
       const auto step = [&](bool captured) {
-        const launch_options how{device_test::stream(),
-                                 captured ? device_test::chained : launch_chain::plain};
         for (int layer = 0; layer < shape.layers; ++layer) {
+          // Here nothing is between a layer's fetch and the next placement, which so is behind two kernels.
+          const bool behind_one = layer == 0 || !offload.joins(layer - 1);
+          const launch_options how{device_test::stream(),
+                                   captured && behind_one ? device_test::chained : launch_chain::plain};
           const std::size_t at = static_cast<std::size_t>(layer) * each;
           NIBBLE_GOOD(offload.bring_ahead(layer, ids.data() + at, rows, place_mode::decode,
                                           {likely.data() + at, limit, side}, how, family));

@@ -75,18 +75,57 @@ struct routers {
         std::copy_n(weight.begin() + S.hidden, S.hidden, weight.begin() + std::ptrdiff_t{copy} * S.hidden);
     return hidden;
   }
-  routed run(int rows, int first, bool prefill) {
-    buffer<std::uint16_t> normed(static_cast<std::size_t>(rows) * ldn);
-    buffer<std::int32_t> ids(static_cast<std::size_t>(rows) * S.top_k);
-    buffer<float> weights(static_cast<std::size_t>(rows) * S.top_k), shared(static_cast<std::size_t>(rows));
+  /// What a router writes, apart from its workspace.
+  struct outputs {
+    buffer<std::uint16_t> normed;
+    buffer<std::int32_t> ids;
+    buffer<float> weights, shared;
+    explicit outputs(int rows)
+        : normed(static_cast<std::size_t>(rows) * ldn),
+          ids(static_cast<std::size_t>(rows) * S.top_k),
+          weights(static_cast<std::size_t>(rows) * S.top_k),
+          shared(static_cast<std::size_t>(rows)) {}
+    [[nodiscard]] routed read() const { return {normed.read(), ids.read(), weights.read(), shared.read()}; }
+  };
+  [[nodiscard]] router_operands operands(const outputs& to) const {
+    return {d_norm.data(), as_bf(d_weight),   S.shared ? as_bf(d_gate) : nullptr,    as_bf(to.normed),
+            to.ids.data(), to.weights.data(), S.shared ? to.shared.data() : nullptr, workspace.data()};
+  }
+  [[nodiscard]] router_params params(int rows, int first, const router_operands& operands) const {
     router_params p;
-    p.rows = rows, p.hidden = as_bf(d_hidden) + std::ptrdiff_t{first} * ldh, p.ldh = ldh,
-    p.norm = d_norm.data();
-    p.zero_centred = true, p.weight = as_bf(d_weight), p.gate = S.shared ? as_bf(d_gate) : nullptr;
-    p.normed = as_bf(normed), p.ldn = ldn, p.ids = ids.data(), p.weights = weights.data();
-    p.shared_weights = S.shared ? shared.data() : nullptr, p.workspace = workspace.data();
+    static_cast<router_operands&>(p) = operands;
+    p.rows = rows, p.hidden = as_bf(d_hidden) + std::ptrdiff_t{first} * ldh, p.ldh = ldh, p.ldn = ldn;
+    p.zero_centred = true;
+    return p;
+  }
+  routed run(int rows, int first, bool prefill) {
+    const outputs to(rows);
+    const router_params p = params(rows, first, operands(to));
     NIBBLE_GOOD(prefill ? family::launch_prefill(p, chained) : family::launch(p, chained));
-    return {normed.read(), ids.read(), weights.read(), shared.read()};
+    return to.read();
+  }
+  /// Two routers in one launch leave what each of them leaves alone.
+  void check_beside(const routers& other) {
+    const auto same = [](const routed& a, const routed& b) {
+      return a.normed == b.normed && a.ids == b.ids &&
+             std::memcmp(a.weights.data(), b.weights.data(), 4 * a.weights.size()) == 0 &&
+             (!S.shared || std::memcmp(a.shared.data(), b.shared.data(), 4 * a.shared.size()) == 0);
+    };
+    for (const int rows : {1, 2, 9, 16, 29, 57, 112, 113}) {
+      const outputs mine(rows), theirs(rows), alone(rows);
+      router_params p = params(rows, 0, operands(mine));
+      p.beside = other.operands(theirs);
+      NIBBLE_GOOD(family::launch(p, chained));
+      NIBBLE_GOOD(family::launch(params(rows, 0, other.operands(alone)), chained));
+      NIBBLE_CHECK(same(mine.read(), run(rows, 0, false)));
+      NIBBLE_CHECK(same(theirs.read(), alone.read()));
+      NIBBLE_CHECK(rows < 9 || mine.read().ids != theirs.read().ids);
+    }
+    const outputs mine(1), theirs(1);
+    router_params p = params(1, 0, operands(mine));
+    p.beside = other.operands(theirs);
+    p.beside.workspace = nullptr;
+    NIBBLE_CHECK(family::launch(p, chained).code == status_code::invalid_argument);
   }
   void check(const routed& got, int rows, int first) const {
     for (int r = 0; r < rows; ++r) {
@@ -138,6 +177,7 @@ struct routers {
               std::equal(alone[n].normed.begin(), alone[n].normed.end(), got.normed.begin() + n * ldn));
         }
       }
+    check_beside(routers(1000));
     // Counters go back to zero: the first word of the workspace.
     const auto bytes = workspace.read();
     NIBBLE_CHECK(bytes[0] == std::byte{} && bytes[1] == std::byte{});

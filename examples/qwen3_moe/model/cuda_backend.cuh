@@ -250,22 +250,23 @@ class cuda_backend {
 
   template <class Experts, class Norm>
   void mix_experts(const Experts& op, layer_place place, const Norm& norm, device_rows& sum) {
+    const bool last = place.layer + 1 == c.layers, guesses = looks_ahead() && !last;
     launch<typename families::router>("router", [&](nibble::router_params& p) {
       p.rows = rows_;
-      p.hidden = sum.data, p.ldh = sum.columns;
-      p.norm = norm.weight.data, p.eps = static_cast<float>(c.norm_eps);
+      p.hidden = sum.data, p.ldh = sum.columns, p.ldn = sum.columns;
+      p.eps = static_cast<float>(c.norm_eps);
+      p.norm = norm.weight.data;
       p.weight = reinterpret_cast<const __nv_bfloat16*>(op.router.segments[0].weight);
       if constexpr (Experts::has_shared)
         p.gate = reinterpret_cast<const __nv_bfloat16*>(op.shared.gate.segments[0].weight);
-      p.normed = normed_, p.ldn = sum.columns;
-      p.ids = expert_ids_, p.weights = expert_weights_, p.shared_weights = shared_weights_;
+      p.normed = normed_, p.ids = expert_ids_, p.weights = expert_weights_,
+      p.shared_weights = shared_weights_;
       p.workspace = router_workspace_;
+      if (guesses)
+        p.beside = next_router(place.layer, ahead);
+      else if (streams_ahead() && !last)
+        p.beside = next_router(place.layer, many_ahead());
     });
-    const bool last = place.layer + 1 == c.layers, guesses = looks_ahead() && !last;
-    if (guesses)
-      route_ahead<Experts>(place.layer + 1, sum, ahead);
-    else if (streams_ahead() && !last)
-      route_ahead<Experts>(place.layer + 1, sum, many_ahead());
     if (after_router != nullptr)
       run("after router", [&] {
         return after_router(after_router_self, place.layer, expert_ids_, guesses ? ahead.ids : nullptr, rows_,
@@ -337,20 +338,17 @@ class cuda_backend {
   [[nodiscard]] router_ahead_rows many_ahead() const {
     return rows_in_projected<Config::value>(qkv.data, rows_, ahead.workspace);
   }
-  /// The router of `layer` on the residual stream as it is before the experts of the layer before.
-  template <class Experts>
-  void route_ahead(int layer, const device_rows& x, const router_ahead_rows& to) {
-    launch<typename families::router>("router ahead", [&](nibble::router_params& p) {
-      const router_ahead& router = routers[static_cast<std::size_t>(layer)];
-      p.rows = rows_;
-      p.hidden = x.data, p.ldh = x.columns;
-      p.norm = router.norm, p.eps = static_cast<float>(c.norm_eps);
-      p.weight = router.weight;
-      if constexpr (Experts::has_shared) p.gate = router.gate;
-      p.normed = to.normed, p.ldn = c.hidden_size;
-      p.ids = to.ids, p.weights = to.weights, p.shared_weights = to.shared_weights;
-      p.workspace = to.workspace;
-    });
+  /// The router of the layer behind `layer`, on the residual stream as it is before the experts of this one.
+  [[nodiscard]] nibble::router_operands next_router(int layer, const router_ahead_rows& to) const {
+    const router_ahead& next = routers[static_cast<std::size_t>(layer) + 1];
+    return {.norm = next.norm,
+            .weight = next.weight,
+            .gate = next.gate,
+            .normed = to.normed,
+            .ids = to.ids,
+            .weights = to.weights,
+            .shared_weights = to.shared_weights,
+            .workspace = to.workspace};
   }
   /// Makes the experts that `count` rows from `first` on have chosen resident.
   void bring_experts(layer_place place, const device_rows& sum, int first, int count) {
@@ -428,7 +426,9 @@ class cuda_backend {
       p.workspace = experts_workspace_, p.workspace_bytes = experts_workspace_bytes_;
       p.y = sum.data + row * sum.columns, p.ldy = sum.columns;
       p.residual = p.y, p.ldr = sum.columns;
-      return launcher::template launch<typename families::experts>(p, rows_, options_);
+      const auto begins =
+          looks_ahead() && offload_type::joins(place.layer) ? nibble::launch_chain::plain : options_.chain;
+      return launcher::template launch<typename families::experts>(p, rows_, options_, begins);
     });
   }
 

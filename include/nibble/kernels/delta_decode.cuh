@@ -62,10 +62,17 @@ status launch_clusters(Kernel kernel, dim3 grid, int threads, int cluster, const
 
 }  // namespace detail
 
-template <delta_shape S, bool Clustered, bool NormedInput>
+/// How the blocks of a decode launch share a head, and how many of them a multiprocessor holds.
+enum class delta_blocks : unsigned char {
+  cluster,     ///< 32 columns a block
+  head_alone,  ///< a whole head a block, one block a multiprocessor, with registers to spare
+  head,        ///< a whole head a block, three blocks a multiprocessor
+};
+
+template <delta_shape S, delta_blocks Blocks, bool NormedInput>
 inline constexpr auto delta_decode_kernel_of =
-    &delta_decode_kernel<Clustered, NormedInput, S.hidden, S.key_heads, S.value_heads, S.key_dim,
-                         S.value_dim>;
+    &delta_decode_kernel<Blocks == delta_blocks::cluster, Blocks == delta_blocks::head_alone ? 2 : 3,
+                         NormedInput, S.hidden, S.key_heads, S.value_heads, S.key_dim, S.value_dim>;
 
 /// One row per sequence: b and a products, convolution, l2 norms, gates, the recurrence in place, the gated
 /// norm: one kernel. Cost: the states of the sequences, read and written once. The same bits for a sequence
@@ -86,32 +93,42 @@ struct delta_decode_family {
   static status for_each_kernel(Visit&& visit) {
     status s = status::success();
     if constexpr (has_clusters)
-      s = visit(delta_decode_kernel_of<Shape, true, NormedInput>, device::delta_threads, std::size_t{0},
-                name);
+      s = visit(delta_decode_kernel_of<Shape, delta_blocks::cluster, NormedInput>, device::delta_threads,
+                std::size_t{0}, name);
     if (s.ok())
-      s = visit(delta_decode_kernel_of<Shape, false, NormedInput>, device::delta_threads, std::size_t{0},
-                name);
+      s = visit(delta_decode_kernel_of<Shape, delta_blocks::head_alone, NormedInput>, device::delta_threads,
+                std::size_t{0}, name);
+    if (s.ok())
+      s = visit(delta_decode_kernel_of<Shape, delta_blocks::head, NormedInput>, device::delta_threads,
+                std::size_t{0}, name);
     return s;
   }
 
-  /// \param clustered false: a block takes a whole head, as always where there are none; the same bits
-  static status launch_with(const params& p, const launch_options& options, bool clustered) {
+  /// The same bits whatever the blocks. \param blocks cluster: a head alone where there are no clusters
+  static status launch_with(const params& p, const launch_options& options, delta_blocks blocks) {
     if (const status s = detail::check_delta(Shape, p, name); !s.ok()) return s;
     if (!NormedInput && !detail::aligned_16(p.input_norm))
       return status::invalid(name, "raw input needs the norm's weight at a 16-byte address");
     const auto heads = static_cast<unsigned>(Shape.value_heads);
     const auto sequences = static_cast<unsigned>(p.step.sequences);
     if constexpr (has_clusters)
-      if (clustered)
-        return detail::launch_clusters(delta_decode_kernel_of<Shape, true, NormedInput>,
+      if (blocks == delta_blocks::cluster)
+        return detail::launch_clusters(delta_decode_kernel_of<Shape, delta_blocks::cluster, NormedInput>,
                                        dim3(static_cast<unsigned>(Shape.splits()), heads, sequences),
                                        device::delta_threads, Shape.splits(), options, name, p);
-    return nibble::launch(delta_decode_kernel_of<Shape, false, NormedInput>, dim3(1, heads, sequences),
-                          device::delta_threads, 0, options, name, p);
+    if (blocks == delta_blocks::head)
+      return nibble::launch(delta_decode_kernel_of<Shape, delta_blocks::head, NormedInput>,
+                            dim3(1, heads, sequences), device::delta_threads, 0, options, name, p);
+    return nibble::launch(delta_decode_kernel_of<Shape, delta_blocks::head_alone, NormedInput>,
+                          dim3(1, heads, sequences), device::delta_threads, 0, options, name, p);
   }
   static status launch(const params& p, const launch_options& options) {
     // Clusters put more multiprocessors to work on few sequences.
-    return launch_with(p, options, p.step.sequences * Shape.value_heads <= most_clustered_heads);
+    const int heads = p.step.sequences * Shape.value_heads;
+    return launch_with(p, options,
+                       heads <= most_clustered_heads     ? delta_blocks::cluster
+                       : heads <= Device.multiprocessors ? delta_blocks::head_alone
+                                                         : delta_blocks::head);
   }
   /// Heads of a launch up to which clusters are faster (measured on an H200).
   static constexpr int most_clustered_heads = 80;

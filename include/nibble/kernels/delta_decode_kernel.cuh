@@ -59,10 +59,10 @@ struct conv_channel {
 
 }  // namespace device
 
-template <bool Clustered, bool NormedInput, int Hidden, int KeyHeads, int ValueHeads, int KeyDim,
-          int ValueDim>
-__global__ __launch_bounds__(device::delta_threads,
-                             3) void delta_decode_kernel(const __grid_constant__ delta_rule_params p) {
+template <bool Clustered, int MinBlocks, bool NormedInput, int Hidden, int KeyHeads, int ValueHeads,
+          int KeyDim, int ValueDim>
+__global__ __launch_bounds__(device::delta_threads, MinBlocks) void delta_decode_kernel(
+    const __grid_constant__ delta_rule_params p) {
   using namespace device;
   constexpr delta_shape shape{Hidden, KeyHeads, ValueHeads, KeyDim, ValueDim, 4};
   constexpr int splits = shape.splits(), channels = shape.channels();

@@ -22,7 +22,7 @@ inline constexpr auto router_prefill_kernel_of =
 /// RMSNorm of the residual stream, router logits, the choice, the shared expert's gate. Up to 112 rows in one
 /// kernel, more in two (the norm, then the rest), or in turns where a block has too little shared memory for
 /// the second. A row's results are the same bits for any number of rows. Cost: the router's weights once for
-/// few rows; matrix instructions for many.
+/// few rows; matrix instructions for many. Two routers of few rows share a launch (router_params::beside).
 ///
 /// With 2 to 112 rows the next kernel may begin before the one before the router has ended, behind several
 /// routers in a row before the one before the first: what it reads before its own wait must be older than
@@ -56,6 +56,8 @@ struct router_family {
   static status launch(const params& p, const launch_options& options) {
     if (const status s = check(p); !s.ok()) return s;
     if (p.rows > max_router_decode_rows) return launch_prefill(p, options);
+    if (p.beside.weight != nullptr)
+      if (const status s = check(beside_alone(p)); !s.ok()) return s;
     switch (router_group_rows(p.rows)) {
       case 1:
         return decode<1>(p, options);
@@ -68,9 +70,15 @@ struct router_family {
     }
   }
 
-  /// The path for many rows, for any number of them.
+  /// The path for many rows, for any number of them. Of two routers one follows the other.
   static status launch_prefill(const params& p, const launch_options& options) {
     if (const status s = check(p); !s.ok()) return s;
+    if (p.beside.weight != nullptr) {
+      params first = p;
+      first.beside = {};
+      const status s = launch_prefill(first, options);
+      return s.ok() ? launch_prefill(beside_alone(p), options) : s;
+    }
     if constexpr (has_prefill)
       return launch_two(p, options);
     else
@@ -86,6 +94,11 @@ struct router_family {
   template <int Rows>
   using decode_plan = router_plan<Shape.hidden, Rows, Shape.tiles(), staged<Rows>>;
 
+  static params beside_alone(params p) {
+    static_cast<router_operands&>(p) = p.beside;
+    p.beside = {};
+    return p;
+  }
   static status launch_turns(params p, const launch_options& options) {
     status s;
     for (int left = p.rows; left > 0 && s.ok(); left -= p.rows) {
@@ -120,7 +133,8 @@ struct router_family {
     using plan = decode_plan<Rows>;
     return nibble::launch(
         router_decode_kernel_of<Shape, Rows, staged<Rows>>,
-        dim3(static_cast<unsigned>(Shape.tiles()), static_cast<unsigned>((p.rows + Rows - 1) / Rows)),
+        dim3(static_cast<unsigned>(Shape.tiles()), static_cast<unsigned>((p.rows + Rows - 1) / Rows),
+             p.beside.weight != nullptr ? 2 : 1),
         plan::threads, plan::shared_bytes, options, name, p);
   }
   static status check(const params& p) {

@@ -94,6 +94,7 @@ __global__ __launch_bounds__(
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int tile = static_cast<int>(blockIdx.x), base = Rows * static_cast<int>(blockIdx.y);
   const int count = min(Rows, p.rows - base);
+  const router_operands& router = blockIdx.z == 0 ? static_cast<const router_operands&>(p) : p.beside;
   const bool is_gate = Shared && tile == expert_tiles;
 
   // Before the wait: this warp's weights, each lane's where it will look for them, and the norm's.
@@ -103,8 +104,9 @@ __global__ __launch_bounds__(
       warp * plan::tiles_warp * 4096 + 16 * lane;
   {
     const auto row_of = [&](int r) {
-      return is_gate ? p.gate
-                     : p.weight + static_cast<std::size_t>(Experts % 16 == 0 || r < Experts ? r : 0) * Hidden;
+      return is_gate ? router.gate
+                     : router.weight +
+                           static_cast<std::size_t>(Experts % 16 == 0 || r < Experts ? r : 0) * Hidden;
     };
     const __nv_bfloat16* const upper = row_of(16 * tile + g) + 8 * t;
     const __nv_bfloat16* const lower = row_of(16 * tile + g + 8) + 8 * t;
@@ -124,7 +126,7 @@ __global__ __launch_bounds__(
   }
   norm_weights weights;
   constexpr bool same_part = plan::warps % plan::parts == 0 || plan::tasks == 1;
-  if constexpr (same_part) weights.load(p.norm + 256 * (warp % plan::parts) + 8 * lane, p.zero_centred);
+  if constexpr (same_part) weights.load(router.norm + 256 * (warp % plan::parts) + 8 * lane, p.zero_centred);
   // The experts of several rows take long to begin (tables, groups), and find places already now.
   if constexpr (Rows > 1) let_next_grid_start();
   wait_for_previous_grid();
@@ -150,11 +152,11 @@ __global__ __launch_bounds__(
   for (int j = 0; j < plan::tasks; ++j) {
     const int task = warp + plan::warps * j, row = task / plan::parts, part = task % plan::parts;
     if (row >= count) continue;
-    if constexpr (!same_part) weights.load(p.norm + 256 * part + 8 * lane, p.zero_centred);
+    if constexpr (!same_part) weights.load(router.norm + 256 * part + 8 * lane, p.zero_centred);
     const uint4 y = weights.apply(x[j], norm_factor<plan::parts>(squares[row], p.eps));
     *reinterpret_cast<uint4*>(shared + row * plan::row_bytes + 2 * (256 * part + 8 * lane)) = y;
     if (row % tiles == tile)
-      *reinterpret_cast<uint4*>(p.normed + static_cast<std::size_t>(base + row) * p.ldn + 256 * part +
+      *reinterpret_cast<uint4*>(router.normed + static_cast<std::size_t>(base + row) * p.ldn + 256 * part +
                                 8 * lane) = y;
   }
   __syncthreads();
@@ -196,9 +198,9 @@ __global__ __launch_bounds__(
   __syncthreads();
   // Logits go to memory as words that are not zero, and block 0 takes each when it is there, leaving zero for
   // the next launch: no fence and no counter, since every word is its own signal. Only the first block of a
-  // row group waits: 7 at most, fewer than any device has multiprocessors, so the blocks they wait for find
-  // places, and the next grid may start only when those have begun.
-  auto* const logits = reinterpret_cast<float*>(p.workspace) + base * ldl;
+  // row group waits, 14 at most with two routers, fewer than any device has multiprocessors: the blocks they
+  // wait for find places, and the next grid may start only when those have begun.
+  auto* const logits = reinterpret_cast<float*>(router.workspace) + base * ldl;
   for (int v = static_cast<int>(threadIdx.x); v < 16 * count; v += plan::threads) {
     const int row = v % 16, token = v / 16;
     const float* from = sums + (token / 8 * 32 + row % 8 * 4 + token % 8 / 2) * 4 + row / 8 * 2 + token % 2;
@@ -212,9 +214,9 @@ __global__ __launch_bounds__(
   for (int row = warp; row < count; row += plan::warps) {
     float* const own = sums + warp * ldl;
     take_signals<ldl>(own, logits + row * ldl);
-    choose_experts<Experts, TopK, Normalise>(own, p.ids + (base + row) * TopK,
-                                             p.weights + (base + row) * TopK);
-    if (Shared && lane == 0) p.shared_weights[base + row] = sigmoid(own[16 * expert_tiles]);
+    choose_experts<Experts, TopK, Normalise>(own, router.ids + (base + row) * TopK,
+                                             router.weights + (base + row) * TopK);
+    if (Shared && lane == 0) router.shared_weights[base + row] = sigmoid(own[16 * expert_tiles]);
     __syncwarp();
   }
 }

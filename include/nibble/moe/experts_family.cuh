@@ -35,14 +35,7 @@ struct experts_family {
   /// visit(kernel, threads, dynamic shared bytes, name) → status, for every kernel of launch().
   template <class Visit>
   static status for_each_kernel(Visit&& visit) {
-    constexpr experts_policy one = select_experts(Shape, 1, Device), many = select_experts(Shape, 8, Device);
-    constexpr std::size_t none = 0;
-    status s = visit(gate_up_kernel_of<Shape, one, 1>, 32 * one.up_warps, none, "experts_gate_up");
-    if (s.ok()) s = visit(gate_up_kernel_of<Shape, many, 8>, 32 * many.up_warps, none, "experts_gate_up");
-    if (s.ok())
-      s = visit(down_kernel_of<Shape, one>, 32 * one.down_warps * Shape.groups(), none, "experts_down");
-    if (s.ok())
-      s = visit(down_kernel_of<Shape, many>, 32 * many.down_warps * Shape.groups(), none, "experts_down");
+    status s = visit_experts_few<Shape, Device>(visit);
     if (s.ok()) s = visit_experts_many<Shape, Device>(visit);
     return s;
   }
@@ -52,10 +45,16 @@ struct experts_family {
   static status launch(const params& p, const launch_options& options) { return launch(p, p.m, options); }
   /// The same for a piece of a step of `step_tokens` tokens: by the kernels that the whole step would take,
   /// so that the pieces have its bits.
-  static status launch(const params& p, int step_tokens, const launch_options& options) {
-    if (step_tokens > max_tokens) return launch_experts_many<Shape, Device>(p, options, step_tokens);
-    if (const status s = launch_gate_up<Shape, Device>(p, options); !s.ok()) return s;
+  /// \param begins how the first kernel follows what is on the stream, where that is more than one kernel
+  static status launch(const params& p, int step_tokens, const launch_options& options, launch_chain begins) {
+    launch_options first = options;
+    first.chain = begins;
+    if (step_tokens > max_tokens) return launch_experts_many<Shape, Device>(p, first, step_tokens);
+    if (const status s = launch_gate_up<Shape, Device>(p, first); !s.ok()) return s;
     return launch_down<Shape, Device>(p, options);
+  }
+  static status launch(const params& p, int step_tokens, const launch_options& options) {
+    return launch(p, step_tokens, options, options.chain);
   }
 };
 

@@ -363,53 +363,57 @@ __global__ __launch_bounds__(32 * PerExpert * experts_constants<shape_from<Shape
   const bool shared = c::shared && group == 0;
   // A block's share is at most one token's row tiles long, so it touches two tokens at most.
   const int total = p.m * c::down_row_tiles;
-  const int begin = static_cast<int>(static_cast<std::int64_t>(blockIdx.x) * total / gridDim.x);
-  const int end = static_cast<int>(static_cast<std::int64_t>(blockIdx.x + 1) * total / gridDim.x);
+  const int begin = static_cast<int>(blockIdx.x * static_cast<unsigned>(total) / gridDim.x);
+  const int end = static_cast<int>((blockIdx.x + 1) * static_cast<unsigned>(total) / gridDim.x);
   const int first_token = begin / c::down_row_tiles, last_token = (end - 1) / c::down_row_tiles;
   // The ids are older than the kernel before this one, which triggered after its own wait: reading them, and
   // every weight, before the wait is safe.
-  const std::uint8_t* tiles[2];  // null: nothing to add
-  float scale[2];
+  // What a warp looks up again for every unit rather than keep in registers.
+  __shared__ const std::uint8_t* places[2][warps];  // of the two tokens' tiles; null: nothing to add
+  __shared__ int bounds[2][warps];                  // the first unit of the last token; the last unit + 1
+  const std::uint8_t* from = nullptr;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 1; i >= 0; --i) {
     const int token = i == 0 ? first_token : last_token;
-    tiles[i] = p.shared_expert + c::up_bytes;
-    scale[i] = p.shared_scales[2];
+    from = p.shared_expert + c::up_bytes;
+    float scale = p.shared_scales[2];
     if (shared) {
-      if (p.shared_weights != nullptr) scale[i] *= p.shared_weights[token];
+      if (p.shared_weights != nullptr) scale *= p.shared_weights[token];
     } else {
       const int a = token * c::top_k + group - (c::shared ? 1 : 0), id = p.ids[a];
       const int slot = id < 0 || id >= c::experts ? -1 : p.slot_of[id];
       const bool live = slot >= 0 && slot < p.slot_count;
-      tiles[i] = live ? p.slots + slot * c::slot_bytes + c::up_bytes : nullptr;
-      scale[i] = live ? p.weights[a] * p.slot_scales[3 * slot + 2] : 0.0f;
+      from = live ? p.slots + slot * c::slot_bytes + c::up_bytes : nullptr;
+      scale = live ? p.weights[a] * p.slot_scales[3 * slot + 2] : 0.0f;
+    }
+    if (lane == 0) {
+      places[i][warp] = from;
+      if (warp % PerExpert == 0) weight[i][group] = scale * device::fragment<c::format>::unscale;
     }
   }
+  if (lane == 0) bounds[0][warp] = (first_token + 1) * c::down_row_tiles, bounds[1][warp] = end;
+  __syncwarp();
   const auto offset_of = [&](int unit) {
     return (static_cast<std::size_t>(unit % c::down_row_tiles) * c::down_k_tiles + k0) * c::tile;
   };
   device::fragment<c::format> f[Depth];
 #pragma unroll
   for (int d = 0; d < Depth; ++d)
-    if (tiles[0] != nullptr && d < k_tiles) f[d].load(tiles[0] + offset_of(begin) + d * c::tile, lane);
-  if (lane == 0 && warp % PerExpert == 0)
-    for (int i = 0; i < 2; ++i) weight[i][group] = scale[i] * device::fragment<c::format>::unscale;
+    if (from != nullptr && d < k_tiles) f[d].load(from + offset_of(begin) + d * c::tile, lane);
   device::wait_for_previous_grid();
   device::let_next_grid_start();
   for (int i = 0; i < 2; ++i)
-    if (tiles[i] != nullptr && (i == 0 || last_token != first_token))
+    if (places[i][warp] != nullptr && (i == 0 || last_token != first_token))
       detail::stage<per_warp * 256>(
           staged[i][warp],
           p.h + static_cast<std::size_t>((i == 0 ? first_token : last_token) * c::groups + group) * c::inner +
               k0 * tile_columns,
           2 * (c::inner - k0 * tile_columns));
-  int buffer = 0;
 #pragma unroll 1
-  for (int unit = begin; unit < end; ++unit, buffer ^= 1) {
-    const int token = unit / c::down_row_tiles, which = token == first_token ? 0 : 1;
-    const std::uint8_t* from = which == 0 ? tiles[0] : tiles[1];
-    const std::uint8_t* next = (unit + 1) / c::down_row_tiles == first_token ? tiles[0] : tiles[1];
-    if (unit + 1 == end) next = nullptr;
+  for (int unit = begin; unit < bounds[1][warp]; ++unit) {
+    const int which = unit < bounds[0][warp] ? 0 : 1;
+    const std::uint8_t* const next =
+        unit + 1 == bounds[1][warp] ? nullptr : places[unit + 1 < bounds[0][warp] ? 0 : 1][warp];
     const std::uint32_t row = device::shared_address(staged[which][warp]) + 16 * (lane & 3);
     typename product::acc_t acc;
     product::zero(acc);
@@ -425,14 +429,16 @@ __global__ __launch_bounds__(32 * PerExpert * experts_constants<shape_from<Shape
         f[k % Depth].load(next + offset_of(unit + 1) + (k + Depth - per_warp) * c::tile, lane);
       }
     }
-    product::leave(part[buffer] + warp * units, acc, lane);
+    from = next;
+    product::leave(part[unit % 2] + warp * units, acc, lane);
     __syncthreads();
     if (threadIdx.x < units) {
-      const int u = threadIdx.x, out = tile_rows * (unit % c::down_row_tiles) + 2 * u;
+      const int u = threadIdx.x, token = unit / c::down_row_tiles,
+                out = tile_rows * (unit % c::down_row_tiles) + 2 * u, which = unit < bounds[0][warp] ? 0 : 1;
       float a = 0.0f, b = 0.0f;
 #pragma unroll
       for (int g = 0; g < c::groups; ++g) {
-        const float2 e = product::template sum<PerExpert>(part[buffer] + g * PerExpert * units + u, units);
+        const float2 e = product::template sum<PerExpert>(part[unit % 2] + g * PerExpert * units + u, units);
         a += weight[which][g] * e.x, b += weight[which][g] * e.y;
       }
       if (p.residual != nullptr) {

@@ -115,28 +115,43 @@ status launch_down_with(const experts_params& p, const launch_options& options) 
 /// weights.
 template <experts_shape S, device_class Device = default_device>
 status launch_gate_up(const experts_params& p, const launch_options& options) {
-  if (p.m <= 1) return launch_gate_up_with<S, select_experts(S, 1, Device), 1>(p, options);
-  return launch_gate_up_with<S, select_experts(S, 8, Device), 8>(p, options);
+  if (p.m <= one_token) return launch_gate_up_with<S, select_experts(S, one_token, Device), 1>(p, options);
+  return launch_gate_up_with<S, select_experts(S, max_tokens, Device), 8>(p, options);
 }
 
 /// down for 1…16 tokens.
 template <experts_shape S, device_class Device = default_device>
 status launch_down(const experts_params& p, const launch_options& options) {
-  if (p.m <= 1) return launch_down_with<S, select_experts(S, 1, Device)>(p, options);
-  return launch_down_with<S, select_experts(S, 8, Device)>(p, options);
+  if (p.m <= one_token) return launch_down_with<S, select_experts(S, one_token, Device)>(p, options);
+  if (p.m <= few_tokens) return launch_down_with<S, select_experts(S, few_tokens, Device)>(p, options);
+  return launch_down_with<S, select_experts(S, max_tokens, Device)>(p, options);
 }
 
-/// Loads the four kernels of a shape on the current device. \param info null, or room for four
+/// Kernels of a shape for up to 16 tokens.
+inline constexpr int experts_kernels = 5;
+
+/// visit(kernel, threads, dynamic shared bytes, name) → status, for each of them.
+template <experts_shape S, device_class Device, class Visit>
+status visit_experts_few(Visit&& visit) {
+  constexpr experts_policy one = select_experts(S, one_token, Device),
+                           few = select_experts(S, few_tokens, Device),
+                           many = select_experts(S, max_tokens, Device);
+  static constexpr const char *up = "experts_gate_up", *down = "experts_down";
+  constexpr std::size_t none = 0;
+  status s = visit(gate_up_kernel_of<S, one, 1>, 32 * one.up_warps, none, up);
+  if (s.ok()) s = visit(gate_up_kernel_of<S, many, 8>, 32 * many.up_warps, none, up);
+  if (s.ok()) s = visit(down_kernel_of<S, one>, 32 * one.down_warps * S.groups(), none, down);
+  if (s.ok()) s = visit(down_kernel_of<S, few>, 32 * few.down_warps * S.groups(), none, down);
+  if (s.ok()) s = visit(down_kernel_of<S, many>, 32 * many.down_warps * S.groups(), none, down);
+  return s;
+}
+
+/// Loads them on the current device. \param info null, or room for experts_kernels
 template <experts_shape S, device_class Device = default_device>
 status prepare_experts(kernel_info* info = nullptr) {
-  constexpr experts_policy one = select_experts(S, 1, Device), many = select_experts(S, 8, Device);
-  static constexpr const char *up = "nibble::moe::gate_up", *down = "nibble::moe::down";
-  const auto at = [info](int i) { return info != nullptr ? info + i : nullptr; };
-  status s = prepare(gate_up_kernel_of<S, one, 1>, 32 * one.up_warps, 0, up, at(0));
-  if (s.ok()) s = prepare(gate_up_kernel_of<S, many, 8>, 32 * many.up_warps, 0, up, at(1));
-  if (s.ok()) s = prepare(down_kernel_of<S, one>, 32 * one.down_warps * S.groups(), 0, down, at(2));
-  if (s.ok()) s = prepare(down_kernel_of<S, many>, 32 * many.down_warps * S.groups(), 0, down, at(3));
-  return s;
+  return visit_experts_few<S, Device>([&](auto kernel, int threads, std::size_t shared, const char* name) {
+    return prepare(kernel, threads, shared, name, info != nullptr ? info++ : nullptr);
+  });
 }
 
 }  // namespace nibble::moe

@@ -84,22 +84,31 @@ namespace detail {
   return (tiles + per_warp - 1) / per_warp;
 }
 
+/// Tokens up to which down has a kernel of its own: one, few, more.
+inline constexpr int one_token = 1, few_tokens = 4;
+
 /// The policy for `m` tokens. Many warps with few tiles ahead each hide more latency than few with many; but
-/// the down product of one token does best with all its weights asked for while gate|up still runs.
+/// the down product of one token does best with all its weights asked for while gate|up still runs, and that
+/// of a few with registers to spare: two blocks a multiprocessor.
 [[nodiscard]] constexpr experts_policy select_experts(const experts_shape& s, int m,
                                                       device_class device = default_device) {
   experts_policy p;
+  const bool nvfp4 = s.format == weight_format::nvfp4;
   p.multiprocessors = device.multiprocessors;
   p.up_warps = up_split(s);
   const int up_tiles = (s.gate_up().k_tiles() + p.up_warps - 1) / p.up_warps;
   p.up_depth = detail::divisor_of(up_tiles, 2);
   // Five leave room for the next kernel's blocks; with the shared expert the registers suffice for it.
-  p.up_min_blocks = s.format != weight_format::nvfp4 ? 3 : m == 1 && s.shared ? 5 : 4;
+  p.up_min_blocks = !nvfp4 ? 3 : m == one_token && s.shared ? 5 : 4;
   p.down_warps = down_split(s);
   const int down_tiles = (s.down().k_tiles() + p.down_warps - 1) / p.down_warps;
-  p.down_depth = detail::divisor_of(down_tiles, m == 1 && s.format == weight_format::nvfp4 ? 4 : 2);
   const int warps = p.down_warps * s.groups();
-  p.down_min_blocks = warps <= 9 && m > 1 ? 3 : warps <= (m > 1 ? 13 : 9) ? 2 : 1;
+  const bool crowded = m > few_tokens && nvfp4 && warps <= 9 && device.measured;
+  p.down_depth = detail::divisor_of(down_tiles, m == one_token && nvfp4 ? 4 : crowded ? 1 : 2);
+  p.down_min_blocks = crowded                             ? 4
+                      : warps <= 9 && m > few_tokens      ? 3
+                      : warps <= (m > one_token ? 13 : 9) ? 2
+                                                          : 1;
   // Before sm_90, six tiles a warp need more registers than three blocks leave.
   if (device.architecture < 90 && down_tiles > 4) p.down_min_blocks = std::min(p.down_min_blocks, 2);
   return p;

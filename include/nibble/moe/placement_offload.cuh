@@ -125,19 +125,23 @@ class expert_offload {
     while (rows > 0 && open_slots_ < slots_to_look_ahead(Shape, rows, limit)) --rows;
     return rows;
   }
+  /// Whether bring_ahead() leaves two kernels to wait for, this layer's demand and its guesses: a kernel
+  /// behind two others cannot start early behind one of them.
+  [[nodiscard]] static constexpr bool joins(int layer) { return layer > 0; }
   /// bring() that has up to `ahead.limit` likely experts of the next layer come on a second stream while this
   /// layer computes. For every layer in order, layer 0 first; may be captured. The link brings what is
-  /// demanded first, then guesses; the next layer's demand waits for them. Wrong guesses stay resident until
-  /// something better takes their slots, so what a layer computes with never depends on them.
+  /// demanded first, then guesses, behind which the next layer's demand comes at once. Wrong guesses stay
+  /// resident until something better takes their slots, so what a layer computes with never depends on them.
+  /// What follows on the stream is behind two kernels (joins), so it must be launched plainly.
   /// \param launch launch(std::type_identity<Family>{}, params, launch_options) → status
   template <class Launch>
   [[nodiscard]] status bring_ahead(int layer, const std::int32_t* ids, int rows, place_mode mode,
                                    const look_ahead& ahead, const launch_options& options, Launch&& launch,
                                    const host_share* share = nullptr) const {
-    const bool guessed = layer > 0, guesses = layer + 1 < Shape.layers;
+    const bool guesses = layer + 1 < Shape.layers;
     place_params p = placement(layer, ids, rows, mode);
     // Guesses for this layer may still be coming: their slots are not to be filled by anything else.
-    if (guessed) p.guesses = p.state.ahead_list(Shape, layer), p.recent = p.guesses;
+    if (joins(layer)) p.guesses = p.state.ahead_list(Shape, layer), p.recent = p.guesses;
     if (guesses) {
       p.ahead_list = p.state.ahead_list(Shape, layer + 1), p.ahead_ids = ahead.ids;
       p.ahead_assignments = rows * Shape.top_k, p.ahead_row = Shape.top_k, p.ahead_limit = ahead.limit;
@@ -146,14 +150,12 @@ class expert_offload {
       return launch(family, params, options);
     };
     if (const status s = place(p, rows, share, chained); !s.ok()) return s;
-    // A kernel behind two others is launched plainly: it cannot start early behind one of them.
-    const launch_options after{options.stream, launch_chain::plain}, beside{ahead.side, launch_chain::plain};
-    if (guessed)
-      if (const status s = wait(ahead.side, arrived_.get(), options.stream); !s.ok()) return s;
-    if (const status s =
-            launch(std::type_identity<fetch_family>{}, fetch(p.list, p.state), guessed ? after : options);
-        !s.ok())
+    if (const status s = chained(std::type_identity<fetch_family>{}, fetch(p.list, p.state)); !s.ok())
       return s;
+    // The link is never idle between a guess and the next demand: what waits for both is the layer's product.
+    if (joins(layer))
+      if (const status s = wait(ahead.side, arrived_.get(), options.stream); !s.ok()) return s;
+    const launch_options beside{ahead.side, launch_chain::plain};
     if (!guesses) return status::success();
     if (const status s = wait(options.stream, placed_.get(), ahead.side); !s.ok()) return s;
     return launch(std::type_identity<beside_fetch_family>{}, fetch(p.ahead_list, p.state), beside);
