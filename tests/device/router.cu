@@ -124,8 +124,11 @@ struct routers {
     const outputs mine(1), theirs(1);
     router_params p = params(1, 0, operands(mine));
     p.beside = other.operands(theirs);
-    p.beside.workspace = nullptr;
-    NIBBLE_CHECK(family::launch(p, chained).code == status_code::invalid_argument);
+    for (std::byte* const bad : {static_cast<std::byte*>(nullptr), p.workspace}) {
+      p.beside.workspace = bad;
+      NIBBLE_CHECK(family::launch(p, chained).code == status_code::invalid_argument);
+      NIBBLE_CHECK(family::launch_prefill(p, chained).code == status_code::invalid_argument);
+    }
   }
   void check(const routed& got, int rows, int first) const {
     for (int r = 0; r < rows; ++r) {

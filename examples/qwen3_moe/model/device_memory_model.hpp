@@ -52,7 +52,7 @@ namespace qwen3_moe {
   return aligned_device_bytes(12 * experts) + aligned_device_bytes(4 * experts);
 }
 
-/// Room for machine code: the driver took 2 MiB for the 86 kernels of Qwen3.6-35B-A3B on an H200.
+/// Room for machine code: the driver took 2 MiB for the 89 kernels of Qwen3.6-35B-A3B on an H200.
 inline constexpr std::uint64_t kernel_bytes_estimate = std::uint64_t{16} << 20;
 /// Room for one captured decode step: four of them took 2 MiB together.
 inline constexpr std::uint64_t graph_bytes_estimate = std::uint64_t{4} << 20;

@@ -126,9 +126,9 @@ struct delta_decode_family {
     // Clusters put more multiprocessors to work on few sequences.
     const int heads = p.step.sequences * Shape.value_heads;
     return launch_with(p, options,
-                       heads <= most_clustered_heads     ? delta_blocks::cluster
-                       : heads <= Device.multiprocessors ? delta_blocks::head_alone
-                                                         : delta_blocks::head);
+                       has_clusters && heads <= most_clustered_heads ? delta_blocks::cluster
+                       : heads <= Device.multiprocessors             ? delta_blocks::head_alone
+                                                                     : delta_blocks::head);
   }
   /// Heads of a launch up to which clusters are faster (measured on an H200).
   static constexpr int most_clustered_heads = 80;

@@ -54,10 +54,8 @@ struct router_family {
   }
 
   static status launch(const params& p, const launch_options& options) {
-    if (const status s = check(p); !s.ok()) return s;
     if (p.rows > max_router_decode_rows) return launch_prefill(p, options);
-    if (p.beside.weight != nullptr)
-      if (const status s = check(beside_alone(p)); !s.ok()) return s;
+    if (const status s = check(p); !s.ok()) return s;
     switch (router_group_rows(p.rows)) {
       case 1:
         return decode<1>(p, options);
@@ -138,6 +136,11 @@ struct router_family {
         plan::threads, plan::shared_bytes, options, name, p);
   }
   static status check(const params& p) {
+    if (p.beside.weight != nullptr) {
+      if (p.beside.workspace == p.workspace || p.beside.ids == p.ids || p.beside.normed == p.normed)
+        return status::invalid(name, "two routers in one launch need results and workspaces of their own");
+      if (const status s = check(beside_alone(p)); !s.ok()) return s;
+    }
     const auto aligned = [](const void* a) {
       return a != nullptr && reinterpret_cast<std::uintptr_t>(a) % 16 == 0;
     };

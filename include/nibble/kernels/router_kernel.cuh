@@ -198,8 +198,9 @@ __global__ __launch_bounds__(
   __syncthreads();
   // Logits go to memory as words that are not zero, and block 0 takes each when it is there, leaving zero for
   // the next launch: no fence and no counter, since every word is its own signal. Only the first block of a
-  // row group waits, 14 at most with two routers, fewer than any device has multiprocessors: the blocks they
-  // wait for find places, and the next grid may start only when those have begun.
+  // row group waits: 7 at most, 14 of two routers. Where there are more multiprocessors the blocks they wait
+  // for find places; where there are fewer, blocks begin in the order of their numbers, so all groups but the
+  // last to begin are complete. The next grid may start only when all blocks have begun.
   auto* const logits = reinterpret_cast<float*>(router.workspace) + base * ldl;
   for (int v = static_cast<int>(threadIdx.x); v < 16 * count; v += plan::threads) {
     const int row = v % 16, token = v / 16;

@@ -76,17 +76,24 @@ class changes_that_fit {
     return alternatives_.fits(other);
   }
 
+  /// What is least for somebody who wishes no less; who does may be told of 1.
+  [[nodiscard]] static std::uint64_t least_of(std::uint64_t usual, int wished) {
+    return static_cast<std::uint64_t>(wished) > usual ? usual : 1;
+  }
+
   void single_wishes() {
     const auto u = [](int value) { return static_cast<std::uint64_t>(value); };
     const auto& r = request_;
     if (r.context_tokens)
-      if (const auto most = largest(least_.context, u(*r.context_tokens), set_context))
+      if (const auto most =
+              largest(least_of(least_.context, *r.context_tokens), u(*r.context_tokens), set_context))
         found_.push_back(option("--context", *most));
     if (r.max_running)
       if (const auto most = largest(least_.running, u(*r.max_running), set_running))
         found_.push_back(option("--max-running", *most));
     if (r.step_tokens)
-      if (const auto most = largest(least_.step_tokens, u(*r.step_tokens), set_steps))
+      if (const auto most =
+              largest(least_of(least_.step_tokens, *r.step_tokens), u(*r.step_tokens), set_steps))
         found_.push_back(steps_text(*most));
     if (r.expert_slots) {
       if (const auto most = largest(least_.slots, *r.expert_slots, set_slots))
@@ -103,8 +110,6 @@ class changes_that_fit {
     }
     if (const auto most = largest(0, u(r.state_snapshots), set_snapshots))
       found_.push_back(*most == 0 ? "no state snapshots" : counted(*most, "state snapshot"));
-    if (r.graphs && fits_without([](plan_request& other) { other.graphs = false; }))
-      found_.push_back("no captured graphs");
   }
 
   /// Where none is enough alone: what the plan would be without any of them.

@@ -147,8 +147,8 @@ class planner {
                  bytes_text(model_.kv_page_bytes) + "; a context of " + counted(least_.context, "token") +
                  " with " + counted(least_.running, "sequence") + " needs " + std::to_string(needed) + " (" +
                  counted(u(model_.page_tokens), "token") + " a page, one for each further sequence" +
-                 (costs_.dummies() > 0 ? ", one dummy" : "") +
-                 "): " + bytes_text(saturating_multiply(needed, model_.kv_page_bytes)) + longest_in(pages));
+                 (costs_.dummies() > 0 ? ", one dummy" : "") + "): " +
+                 mebibytes_at_least(saturating_multiply(needed, model_.kv_page_bytes)) + longest_in(pages));
     fixed_pages_ = pages;
     const std::uint64_t rest = *request_.kv_bytes % model_.kv_page_bytes;
     if (rest > 0)
@@ -287,14 +287,17 @@ class planner {
     const least_wishes least{u(request_.least_context_tokens), 1, u(request_.least_step_tokens),
                              costs_.least_slots(at), costs_.floor_pages(at)};
     const alternatives others{machine_, model_};
-    text += "It would fit with any one of:\n";
     const changes_that_fit changes(request_, model_, least, others);
-    for (const auto& change : changes.found()) text += "  " + change + "\n";
-    throw plan_refused(text + "  " + budget_that_fits(total), lines, missing);
+    const std::string budget = budget_that_fits(total);
+    if (changes.found().empty() && budget.empty())
+      throw plan_refused(text + "No memory is enough: the sum is more than 64 bits hold", lines, missing);
+    text += "It would fit with any one of:";
+    for (const auto& change : changes.found()) text += "\n  " + change;
+    throw plan_refused(text + (budget.empty() ? "" : "\n  " + budget), lines, missing);
   }
-  /// What makes a budget of `total` bytes: memory, a higher limit, or both. Rounded up.
+  /// What makes a budget of `total` bytes: memory, a higher limit, or both, rounded up; "": nothing does.
   [[nodiscard]] std::string budget_that_fits(std::uint64_t total) const {
-    if (total == UINT64_MAX) return "nothing else: no memory is enough";  // the sum overflowed
+    if (total == UINT64_MAX) return "";  // the sum overflowed
     std::string text;
     if (total > budget_.available_bytes())
       text = mebibytes_at_least(total - budget_.available_bytes()) + " more memory";

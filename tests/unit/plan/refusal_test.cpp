@@ -67,6 +67,55 @@ TEST_CASE("plan: contradictory wishes are refused with the arithmetic") {
   CHECK(contains(refusal(card(12 * gib), large_moe(), r), "\n  --vram-limit "));
 }
 
+TEST_CASE("plan: a context shorter than what nobody asks less of has a largest number, too") {
+  // What is there is a little less than the least plan takes for the wish, so a shorter context is enough.
+  plan_request r;
+  r.context_tokens = 2000;
+  std::uint64_t missing = 0, named = 0;
+  for (std::uint64_t total = 3 * gib; total < 4 * gib && named == 0; total += mib) {
+    try {
+      static_cast<void>(plan_memory(card(total), large_moe(), r));
+      break;
+    } catch (const plan_refused& problem) {
+      missing = problem.missing_bytes();
+      named = number_after(problem.what(), "--context ");
+      if (named != 0) {
+        plan_request shorter;
+        shorter.context_tokens = static_cast<int>(named);
+        CHECK(plan_memory(card(total), large_moe(), shorter).limits.context_tokens ==
+              static_cast<int>(named));
+        shorter.context_tokens = static_cast<int>(named) + 1;
+        CHECK(!refusal(card(total), large_moe(), shorter).empty());
+      }
+    }
+  }
+  CHECK(missing > 0);
+  CHECK(named > 0);
+  CHECK(named < 2000);
+}
+
+TEST_CASE("plan: the --kv-bytes that a refusal asks for are enough") {
+  plan_request r;
+  r.max_running = 100;
+  r.kv_bytes = mib;
+  const auto text = refusal(card(20 * gib), large_moe(), r);
+  const std::string words = "one for each further sequence): ";
+  const auto at = text.find(words);
+  REQUIRE(at != std::string::npos);
+  const auto end = text.find_first_not_of("0123456789", at + words.size());
+  CHECK(text.compare(end, 3, "MiB") == 0);
+  r.kv_bytes = std::stoull(text.substr(at + words.size())) * mib;
+  CHECK(refusal(card(20 * gib), large_moe(), r).empty());
+}
+
+TEST_CASE("plan: where the sum overflows no memory is said to be enough") {
+  memory_model m = large_moe();
+  m.weight_bytes = UINT64_MAX - 1;
+  const auto text = refusal(card(20 * gib), m, {});
+  CHECK(contains(text, "No memory is enough"));
+  CHECK(!contains(text, "any one of"));
+}
+
 TEST_CASE("plan: the memory a refusal asks for is enough, and a granule less is not") {
   for (const std::uint64_t total : {1 * mib, 300 * mib, 1 * gib, 2 * gib, 3 * gib}) {
     std::uint64_t missing = 0;
