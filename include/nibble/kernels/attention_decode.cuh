@@ -18,70 +18,13 @@
 #include <cstdint>
 
 #include "nibble/core/device_ops.cuh"
-#include "nibble/kernels/attention_params.cuh"
-#include "nibble/kernels/attention_sequences.cuh"
+#include "nibble/kernels/attention_partials.cuh"
 #include "nibble/kernels/kv_element.cuh"
 #include "nibble/kernels/rope.cuh"
 
 namespace nibble {
 
 namespace device {
-
-/// Below every score; finite, so that differences of two such are 0 and not NaN.
-inline constexpr float no_score = -1e30f;
-
-/// A piece of decode work: a chunk of a sequence's context for one KV head.
-struct decode_piece {
-  int number, sequence, position, kv, chunk, chunks, begin, end;
-  [[nodiscard]] __device__ __forceinline__ bool padding() const { return position < 0; }
-  /// Whether the new token belongs to it.
-  [[nodiscard]] __device__ __forceinline__ bool last_chunk() const { return chunk == chunks - 1; }
-};
-
-template <attention_shape S, int Warps>
-struct decode_shared {
-  static constexpr int group = S.group(), tiles = (group + 7) / 8, steps = S.head_dim / 16;
-  static constexpr int warps = Warps;
-  static constexpr int row = S.head_dim + 4, quads = group * S.head_dim / 4;
-  static constexpr int tile_bytes = 16 * S.head_dim * (S.format == kv_format::bf16 ? 2 : 1);
-  static constexpr int partials_at_once = 8;
-  union {
-    alignas(128) std::byte kv[warps][2][tile_bytes];  ///< each warp's tile of keys and of values
-    float values[warps][group][row];                  ///< of each warp, not divided by its sum
-    float4 partials[partials_at_once][quads];         ///< of several chunks
-  };
-  uint4 q[tiles][steps][32];  ///< operand order: rounded heads in rows 0 … 7, their rests in 8 … 15
-  __nv_bfloat16 raw_q[group * (S.gated ? 2 : 1) * S.head_dim];  ///< as they come, gates between them
-  __nv_bfloat16 raw_kv[2][S.head_dim];
-  float4 result[quads];
-  alignas(16) float fresh_value[S.head_dim];
-  float norm[2][S.head_dim];
-  std::uint64_t arrived[warps][2];  ///< barriers of the copies
-  float2 sums[warps][tiles * 8];    ///< largest score, sum
-  float2 total[group];              ///< of the result
-  float factor[flat_chunks][group];
-  float fresh_score[group];
-  float frequency[S.rotary_dim / 2];
-  float2 angle[2][S.rotary_dim / 2];  ///< (cos, sin) of the row's position, as `piece`
-  decode_piece piece[2];              ///< the one being worked on and the next
-  sequence_table pieces;
-  std::int32_t position[max_attention_sequences], row_of[max_attention_sequences];
-  int last;
-};
-
-/// What the thread stored to shared memory comes before bulk copies to the same place.
-__device__ __forceinline__ void make_visible_to_copies() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
-/// Adds one to a counter, releasing what was written before and acquiring what the others released.
-__device__ __forceinline__ unsigned count_arrival(unsigned* counter) {
-  unsigned before;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  return before;
-}
 
 template <attention_shape S, int Warps, int MostChunks, int LeastChunkTokens, int WideChunkTokens>
 struct attention_decoder {
@@ -102,6 +45,7 @@ struct attention_decoder {
   const attention_params& p;
   shared_t& shared;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  decode_partials<S, Warps> partials{p, shared};
   std::uint32_t phase = 0;  ///< bit 0 of the key barrier, bit 1 of the value barrier
 
   [[nodiscard]] __device__ __forceinline__ decode_piece find(int number) const {
@@ -117,12 +61,6 @@ struct attention_decoder {
     w.begin = w.chunk * c.tokens;
     w.end = min(w.begin + c.tokens, w.position);
     return w;
-  }
-  /// The thread's number, read anew: what is computed from it is not kept in registers over the main loop.
-  static __device__ __forceinline__ int thread_here() {
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
   }
   /// The first token of this warp's tile `i`.
   [[nodiscard]] __device__ __forceinline__ int tile_token(const decode_piece& w, int i) const {
@@ -402,168 +340,6 @@ struct attention_decoder {
     }
   }
 
-  static constexpr int quads = group * dim / 4;  ///< of outputs, `threads` apart for a thread
-
-  __device__ __forceinline__ float2* sums_at(int number) const {
-    return reinterpret_cast<float2*>(p.workspace + p.layout.sums_offset) +
-           static_cast<std::size_t>(number) * group;
-  }
-  __device__ __forceinline__ float4* values_at(int number) const {
-    return reinterpret_cast<float4*>(p.workspace + p.layout.values_offset) +
-           static_cast<std::size_t>(number) * quads;
-  }
-  static __device__ __forceinline__ void add(float4& to, float factor, const float4& v) {
-    to.x = fmaf(factor, v.x, to.x), to.y = fmaf(factor, v.y, to.y);
-    to.z = fmaf(factor, v.z, to.z), to.w = fmaf(factor, v.w, to.w);
-  }
-
-  /// Weights of partial results c = 0 … flat_chunks - 1 of each head, and their total. The caller
-  /// synchronises. \param sum_of(c, h): largest score and sum, (no_score, 0) where there is none
-  template <class SumOf>
-  __device__ __forceinline__ void weigh(SumOf sum_of) const {
-#pragma unroll 1
-    for (int index = thread_here(); index < (group * flat_chunks + 31) / 32 * 32; index += threads) {
-      const int h = index / flat_chunks, c = index % flat_chunks;
-      const float2 sum = h < group ? sum_of(c, h) : make_float2(no_score, 0);
-      float m = sum.x;
-#pragma unroll
-      for (int o = flat_chunks / 2; o > 0; o /= 2) m = fmaxf(m, __shfl_xor_sync(0xFFFF'FFFFu, m, o));
-      const float factor = fast_exp2(sum.x - m);
-      float l = factor * sum.y;
-#pragma unroll
-      for (int o = flat_chunks / 2; o > 0; o /= 2) l += __shfl_xor_sync(0xFFFF'FFFFu, l, o);
-      if (h < group) {
-        shared.factor[c][h] = factor;
-        if (c == 0) shared.total[h] = make_float2(m, l);
-      }
-    }
-  }
-
-  /// The chunk's warps, in order, and the new token.
-  __device__ __forceinline__ void merge_warps(bool fresh) const {
-    static_assert(warps < flat_chunks);
-    weigh([&](int c, int h) {
-      if (c < warps) return shared.sums[c][h];
-      return fresh && c == warps ? make_float2(shared.fresh_score[h], 1.0f) : make_float2(no_score, 0.0f);
-    });
-    __syncthreads();
-#pragma unroll 1
-    for (int quad = thread_here(); quad < quads; quad += threads) {
-      const int h = quad / (dim / 4), d = quad % (dim / 4) * 4;
-      float4 o = make_float4(0, 0, 0, 0);
-#pragma unroll
-      for (int k = 0; k < warps; ++k)
-        add(o, shared.factor[k][h], *reinterpret_cast<const float4*>(&shared.values[k][h][d]));
-      if (fresh) add(o, shared.factor[warps][h], *reinterpret_cast<const float4*>(&shared.fresh_value[d]));
-      shared.result[quad] = o;
-    }
-  }
-
-  __device__ __forceinline__ void write_partial(int number) const {
-    float4* to = values_at(number);
-#pragma unroll 1
-    for (int quad = thread_here(); quad < quads; quad += threads) __stcg(to + quad, shared.result[quad]);
-    const int h =
-        thread_here();  // the thread that wrote total[h] need not be this one: the caller synchronises
-    if (h < group) __stcg(sums_at(number) + h, shared.total[h]);
-  }
-
-  /// Adds `count` partial results, `stride` pieces apart, in order. \param count at most flat_chunks
-  __device__ __forceinline__ void add_partials(int first, int stride, int count) {
-    const int thread = thread_here();
-#pragma unroll 1
-    for (int c0 = 0; c0 < count; c0 += shared_t::partials_at_once) {
-      const int here = min(shared_t::partials_at_once, count - c0);
-      const std::uint32_t to = shared_address(shared.partials);
-#pragma unroll 1
-      for (int i = thread; i < here * quads; i += threads)
-        copy_async(to + i * 16, values_at(first + (c0 + i / quads) * stride) + i % quads, true);
-      commit_copies();
-      if (c0 == 0)
-        weigh([&](int c, int h) {
-          return c < count ? __ldcg(sums_at(first + c * stride) + h) : make_float2(no_score, 0);
-        });
-      wait_for_copies<0>();
-      __syncthreads();
-#pragma unroll 1
-      for (int quad = thread; quad < quads; quad += threads) {
-        float4 o = c0 > 0 ? shared.result[quad] : make_float4(0, 0, 0, 0);
-#pragma unroll 4
-        for (int c = 0; c < here; ++c)
-          add(o, shared.factor[c0 + c][quad / (dim / 4)], shared.partials[c][quad]);
-        shared.result[quad] = o;
-      }
-      __syncthreads();
-    }
-  }
-
-  /// Counts the block's arrival. \return whether it is the last of `count`; then it sees what all others
-  /// wrote
-  __device__ __forceinline__ bool arrive(const decode_piece& w, int counter, int count) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      unsigned* arrivals = reinterpret_cast<unsigned*>(p.workspace) +
-                           (static_cast<std::size_t>(w.sequence) * kv_heads + w.kv) * counters_per_head +
-                           counter;
-      // The barrier before and this make what the block wrote visible to whoever counts later.
-      shared.last = count_arrival(arrivals) == static_cast<unsigned>(count - 1);
-      if (shared.last) *arrivals = 0;
-    }
-    __syncthreads();
-    return shared.last != 0;
-  }
-
-  __device__ __forceinline__ void write_output(const decode_piece& w) const {
-    __nv_bfloat16* row =
-        p.out + static_cast<std::size_t>(shared.row_of[w.sequence]) * p.ldo + w.kv * (group * dim);
-#pragma unroll 1
-    for (int quad = thread_here(); quad < quads; quad += threads) {
-      const int h = quad / (dim / 4), d = quad % (dim / 4) * 4;
-      const float inverse = __fdividef(1.0f, shared.total[h].y);
-      float4 o = shared.result[quad];
-      o.x *= inverse, o.y *= inverse, o.z *= inverse, o.w *= inverse;
-      if constexpr (S.gated) {
-        const uint2 bits = *reinterpret_cast<const uint2*>(shared.raw_q + (2 * h + 1) * dim + d);
-        o.x *= sigmoid_of(bits.x << 16), o.y *= sigmoid_of(bits.x & 0xFFFF'0000u);
-        o.z *= sigmoid_of(bits.y << 16), o.w *= sigmoid_of(bits.y & 0xFFFF'0000u);
-      }
-      using out = kv_math<kv_format::bf16>;
-      *reinterpret_cast<uint2*>(row + 4 * quad) = make_uint2(out::pack(o.x, o.y), out::pack(o.z, o.w));
-    }
-  }
-  __device__ __forceinline__ void clear_output(const decode_piece& w) const {
-    __nv_bfloat16* row =
-        p.out + static_cast<std::size_t>(shared.row_of[w.sequence]) * p.ldo + w.kv * (group * dim);
-#pragma unroll 1
-    for (int quad = thread_here(); quad < quads; quad += threads)
-      *reinterpret_cast<uint2*>(row + 4 * quad) = make_uint2(0, 0);
-  }
-
-  /// What follows when every warp has left its part of the piece: no, one or two levels of partial results.
-  __device__ __forceinline__ void finish(const decode_piece& w) {
-    merge_warps(w.last_chunk());
-    const int first = w.number - w.chunk * kv_heads;  // the sequence's chunk 0 of this head
-    const int levels = w.chunks == 1 ? 0 : w.chunks <= flat_chunks ? 1 : 2;
-    int mine = w.number;
-#pragma unroll 1
-    for (int level = 0; level < levels; ++level) {
-      __syncthreads();
-      write_partial(mine);
-      const bool groups = level == 0 && levels == 2;
-      const int part = groups ? w.chunk / chunks_per_group : 0;
-      const int parts = (w.chunks + chunks_per_group - 1) / chunks_per_group;
-      const int count = groups        ? min(chunks_per_group, w.chunks - part * chunks_per_group)
-                        : levels == 2 ? parts
-                                      : w.chunks;
-      const int from = first + part * (chunks_per_group * kv_heads);
-      if (!arrive(w, groups ? part : counters_per_head - 1, count)) return;
-      add_partials(from, level == 1 ? chunks_per_group * kv_heads : kv_heads, count);
-      mine = from;
-    }
-    __syncthreads();
-    write_output(w);
-  }
-
   /// What does not depend on the kernel before. The warps share it out, so that its latencies overlap.
   __device__ __forceinline__ void prepare_block() {
     if (warp == 0) {
@@ -614,9 +390,9 @@ struct attention_decoder {
         if (more) bring_near(shared.piece[turn], pages);
         const decode_piece& done = shared.piece[turn ^ 1];
         if (done.padding())
-          clear_output(done);
+          partials.clear_output(done);
         else
-          finish(done);
+          partials.finish(done);
         if constexpr (bulk) make_visible_to_copies();
         __syncthreads();
       }
