@@ -130,7 +130,7 @@ class expert_offload {
   [[nodiscard]] static constexpr bool joins(int layer) { return layer > 0; }
   /// bring() that has up to `ahead.limit` likely experts of the next layer come on a second stream while this
   /// layer computes. For every layer in order, layer 0 first; may be captured. The link brings what is
-  /// demanded first, then guesses, behind which the next layer's demand comes at once. Wrong guesses stay
+  /// demanded first, then guesses, with whose rest the next layer's demand shares it. Wrong guesses stay
   /// resident until something better takes their slots, so what a layer computes with never depends on them.
   /// What follows on the stream is behind two kernels (joins), so it must be launched plainly.
   /// \param launch launch(std::type_identity<Family>{}, params, launch_options) → status
