@@ -83,7 +83,7 @@ class Plan(unittest.TestCase):
             self.assertEqual(bool(changes), bool(wishes), err)
             for change in changes:
                 kept = [(wishes[i], str(wishes[i + 1])) for i in range(0, len(wishes), 2) if wishes[i] not in change]
-                arguments = [word for pair in kept for word in pair] + [word for word in change if word != "with"]
+                arguments = [word for pair in kept for word in pair] + change
                 self.assertEqual(run("plan", LARGE, "--vram", size, *arguments)[0], 0, (size, change))
 
     def test_what_a_wish_takes_is_told(self):

@@ -4,6 +4,8 @@
 
 namespace qwen3_moe {
 
-device_probe probe_cuda_device() { return {false, {}, "this build has no CUDA backend"}; }
+device_probe probe_cuda_device() {
+  return {false, {}, "this build has no CUDA backend: build it with nvcc of CUDA 13 and NIBBLE_CUDA=on"};
+}
 
 }  // namespace qwen3_moe

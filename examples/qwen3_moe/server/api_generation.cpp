@@ -34,7 +34,7 @@ void check_context(const served_model& model, std::size_t prompt_tokens, const c
   throw api_error(400,
                   "the prompt has " + std::to_string(prompt_tokens) +
                       " tokens, and prompt and answer together may have " + std::to_string(limit) +
-                      " (what the server was started with, see --context); shorten the prompt",
+                      " (--context of the server, which the model bounds); shorten the prompt",
                   "invalid_request_error", field, "context_length_exceeded");
 }
 

@@ -144,7 +144,7 @@ class changes_that_fit {
     }
     if (texts.size() < 2 || !alternatives_.fits(other)) return;
     std::string text;
-    for (const auto& part : texts) text += (text.empty() ? "" : " with ") + part;
+    for (const auto& part : texts) text += (text.empty() ? "" : " ") + part;
     found_.push_back(text);
   }
 

@@ -87,12 +87,12 @@ class planner {
     if (model_.page_tokens < 1 || model_.max_context_tokens < 1)
       impossible("a model needs a context and pages of at least one token");
     if (request_.context_tokens)
-      check_range("context", *request_.context_tokens, 1, model_.max_context_tokens);
-    if (request_.max_running) check_range("max-running", *request_.max_running, 1, 1024);
+      check_range("--context", *request_.context_tokens, 1, model_.max_context_tokens);
+    if (request_.max_running) check_range("--max-running", *request_.max_running, 1, 1024);
     if (request_.step_tokens) check_range("step tokens", *request_.step_tokens, 1, 1 << 20);
     if (request_.state_snapshots < 0) impossible("a negative number of state snapshots");
     if (request_.expert_slots && *request_.expert_slots > costs_.experts())
-      impossible("expert-slots " + std::to_string(*request_.expert_slots) + ": the model has " +
+      impossible("--expert-slots " + std::to_string(*request_.expert_slots) + ": the model has " +
                  counted(costs_.experts(), "routed expert") +
                  (costs_.experts() == 0 ? " that could be swapped" : ""));
   }
@@ -128,9 +128,10 @@ class planner {
   void fix_slots() {
     const std::uint64_t slots = *request_.expert_slots, needed = costs_.least_slots(least_);
     if (slots < needed)
-      impossible("expert-slots " + std::to_string(slots) + ": one layer of a step of " +
+      impossible("--expert-slots " + std::to_string(slots) + ": one layer of a step of " +
                  counted(least_.running, "sequence") + " asks for up to " + std::to_string(needed) + " (" +
-                 counted(model_.experts_per_token, "expert") + " a token)" + enough_for(slots));
+                 counted(model_.experts_per_token, "expert") + " a token), so it takes " +
+                 std::to_string(needed) + " or more" + enough_for(slots));
     least_.slots = target_.slots = slots;
     const std::uint64_t preferred = target_.running;
     while (target_.running > least_.running && costs_.least_slots(target_) > slots) --target_.running;
@@ -143,7 +144,7 @@ class planner {
     const std::uint64_t pages = *request_.kv_bytes / model_.kv_page_bytes;
     const std::uint64_t needed = costs_.floor_pages(least_);
     if (pages < needed)
-      impossible("kv-bytes " + bytes_text(*request_.kv_bytes) + " are " + counted(pages, "page") + " of " +
+      impossible("--kv-bytes " + bytes_text(*request_.kv_bytes) + " are " + counted(pages, "page") + " of " +
                  bytes_text(model_.kv_page_bytes) + "; a context of " + counted(least_.context, "token") +
                  " with " + counted(least_.running, "sequence") + " needs " + std::to_string(needed) + " (" +
                  counted(u(model_.page_tokens), "token") + " a page, one for each further sequence" +
@@ -175,7 +176,7 @@ class planner {
   [[nodiscard]] std::string longest_in(std::uint64_t pages) const {
     const std::uint64_t shared = costs_.shared_pages(least_);
     if (pages <= shared) return "";
-    return "; " + counted(pages, "page") + " hold a context of " +
+    return "; " + counted(pages, "page") + (pages == 1 ? " holds" : " hold") + " a context of " +
            counted(saturating_multiply(pages - shared, u(model_.page_tokens)), "token");
   }
   /// Pages that so many sequences of the longest context fill, the dummy included.
@@ -271,14 +272,16 @@ class planner {
     ledger lines = costs_.lines_of(at);
     lines.plan(ledger_line::workspace,
                saturating_align(costs_.workspace_of(at, longest), request_.granule_bytes),
-               counted(at.step_tokens, "token") + " a step, page tables for " + std::to_string(longest));
+               counted(at.step_tokens, "token") + " a step, page tables up to " + counted(longest, "token"));
     lines.plan(ledger_line::reserve, total - without_reserve);
     std::string text = "the model does not fit: the least plan takes " + bytes_text(total) + ", there are " +
                        bytes_text(budget_.bytes()) + ", " + bytes_text(missing) + " too few\n" + lines.text();
     if (machine_.context_bytes > budget_.bytes())
       text += "the driver's context alone takes " + bytes_text(machine_.context_bytes) + ", more than the " +
               bytes_text(budget_.bytes()) + " there are\n";
-    for (const auto& note : budget_.notes()) text += note + "\n";
+    for (const auto& note : budget_.notes())
+      if (note.rfind("reserve: 1/64 ", 0) != 0) text += note + "\n";
+    if (!request_.reserve_bytes) text += "reserve: 1/64 of that total, within 64 and 512 MiB\n";
     const std::uint64_t planned =
         saturating_add(lines[ledger_line::weights].planned_bytes, lines[ledger_line::kernels].planned_bytes);
     if (machine_.resident_bytes > planned)

@@ -226,7 +226,8 @@ std::string wrong_change(const world& w, const std::string& refusal, int& budget
       if (limit != std::string::npos) changed.request.vram_limit_bytes = parse_bytes(line.substr(limit + 13));
       if (!attempt(changed)) return line;
       ++budgets;
-    } else if (line.find(" with ") == std::string::npos && make_change(changed, line, 0)) {
+    } else if (line.find(" --") == std::string::npos && line.find(" steps of ") == std::string::npos &&
+               make_change(changed, line, 0)) {
       if (!attempt(changed)) return line;
       changed = w;
       make_change(changed, line, 1);

@@ -210,7 +210,7 @@ TEST_CASE("plan: where no wish alone is too large, a refusal names all that woul
   CHECK(number_after(text, "--max-running ") == 0);  // not alone
   const auto context = number_after(text, "--context ");
   REQUIRE(context > 0);
-  const std::string second = "--context " + std::to_string(context) + " with --max-running ";
+  const std::string second = "--context " + std::to_string(context) + " --max-running ";
   REQUIRE(contains(text, second));
   r.context_tokens = static_cast<int>(context);
   r.max_running = std::stoi(text.substr(text.find(second) + second.size()));
