@@ -276,6 +276,7 @@ class Lifecycle(unittest.TestCase):
         response = connection.getresponse()
         self.assertEqual(response.status, 503)
         connection.close()
+        self.assertIn("1 of the answers did not end in 0 s and are cut off", server.errors())
 
     def test_health_while_loading_then_ready(self):
         server = Server(wait=False)
