@@ -243,11 +243,17 @@ class Lifecycle(unittest.TestCase):
         self.assertEqual(status, 200, answer)
         self.assertEqual(answer["choices"][0]["finish_reason"], "length")
 
+    def running_completion(self, server, tokens):
+        """The connection of an answer of so many tokens, which has begun."""
+        connection = server.connection()
+        body = {"prompt": "a", "max_tokens": tokens, "logit_bias": {"1918": -100, "1916": -100}}
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        self.assertTrue(server.eventually(lambda: server.metric("nibble_requests_running") == 1))
+        return connection
+
     def test_a_second_signal_ends_it_at_once(self):
         server = Server()
-        connection = server.connection()
-        connection.request("POST", "/v1/completions", '{"prompt":"a","max_tokens":4000,"logit_bias":{"1918":-100,"1916":-100}}')
-        self.assertTrue(server.eventually(lambda: server.metric("nibble_requests_running") == 1))
+        connection = self.running_completion(server, 4000)
         server.process.send_signal(signal.SIGINT)
         self.assertTrue(server.eventually(lambda: "stopping" in server.errors()))
         server.process.send_signal(signal.SIGINT)
@@ -257,9 +263,7 @@ class Lifecycle(unittest.TestCase):
 
     def test_a_terminal_that_goes_away_twice_is_one_signal(self):
         server = Server()
-        connection = server.connection()
-        connection.request("POST", "/v1/completions", '{"prompt":"a","max_tokens":600,"logit_bias":{"1918":-100,"1916":-100}}')
-        self.assertTrue(server.eventually(lambda: server.metric("nibble_requests_running") == 1))
+        connection = self.running_completion(server, 600)
         server.process.send_signal(signal.SIGHUP)
         self.assertTrue(server.eventually(lambda: "stopping" in server.errors()))
         self.assertEqual(server.stop(signal.SIGHUP), 0)
@@ -269,9 +273,7 @@ class Lifecycle(unittest.TestCase):
 
     def test_drain_has_an_end(self):
         server = Server("--drain-seconds", "0")
-        connection = server.connection()
-        connection.request("POST", "/v1/completions", '{"prompt":"a","max_tokens":4000,"logit_bias":{"1918":-100,"1916":-100}}')
-        self.assertTrue(server.eventually(lambda: server.metric("nibble_requests_running") == 1))
+        connection = self.running_completion(server, 4000)
         self.assertEqual(server.stop(), 0)
         response = connection.getresponse()
         self.assertEqual(response.status, 503)

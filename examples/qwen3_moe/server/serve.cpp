@@ -172,8 +172,9 @@ int serve(const serve_options& options, const model_loader& load) {
   };
   while (!model.runner->drain(100ms) && std::chrono::steady_clock::now() < until) leave_on_signal();
   if (const int cut = counters.running.load() + counters.queued.load(); cut > 0)
-    std::fprintf(stderr, "qwen3-moe: %d of the answers did not end in %d s and are cut off (see --drain-seconds)\n",
-                 cut, static_cast<int>(options.drain_seconds));
+    std::fprintf(stderr,
+                 "qwen3-moe: %d of the answers did not end in %d s and are cut off (see --drain-seconds)\n",
+                 cut, options.drain_seconds);
   model.runner->stop();
   server.close_listener();
   // The last bytes of the last answers.

@@ -49,9 +49,6 @@ class plan_budget {
       notes_.push_back("the limit of " + bytes_text(*request.vram_limit_bytes) + " is more than the " +
                        bytes_text(bytes_) + " there are");
     reserve_bytes_ = request.reserve_bytes.value_or(reserve_of(bytes_));
-    notes_.push_back(request.reserve_bytes
-                         ? "reserve: as asked"
-                         : "reserve: 1/64 of " + bytes_text(bytes_) + ", within 64 and 512 MiB");
   }
 
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
@@ -60,6 +57,11 @@ class plan_budget {
   /// Whether the user's limit is what there is least of.
   [[nodiscard]] bool limited() const { return bytes_ < available_bytes_; }
   [[nodiscard]] std::uint64_t reserve_bytes() const { return reserve_bytes_; }
+  /// Where the reserve of a budget of `bytes` comes from.
+  [[nodiscard]] static std::string reserve_note(std::uint64_t bytes, const plan_request& request) {
+    return request.reserve_bytes ? "reserve: as asked"
+                                 : "reserve: 1/64 of " + bytes_text(bytes) + ", within 64 and 512 MiB";
+  }
   /// Where the figures come from, if not simply from what is free.
   [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
 

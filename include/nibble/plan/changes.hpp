@@ -69,13 +69,6 @@ class changes_that_fit {
     if (low >= wished || !fits_with(low)) return std::nullopt;
     return largest_that_fits(low, wished - 1, fits_with);
   }
-  template <class Reset>
-  [[nodiscard]] bool fits_without(const Reset& reset) const {
-    plan_request other = request_;
-    reset(other);
-    return alternatives_.fits(other);
-  }
-
   /// What is least for somebody who wishes no less; who does may be told of 1.
   [[nodiscard]] static std::uint64_t least_of(std::uint64_t usual, int wished) {
     return static_cast<std::uint64_t>(wished) > usual ? usual : 1;
@@ -96,9 +89,11 @@ class changes_that_fit {
               largest(least_of(least_.step_tokens, *r.step_tokens), u(*r.step_tokens), set_steps))
         found_.push_back(steps_text(*most));
     if (r.expert_slots) {
+      plan_request without = r;
+      without.expert_slots.reset();
       if (const auto most = largest(least_.slots, *r.expert_slots, set_slots))
         found_.push_back(option("--expert-slots", *most));
-      else if (fits_without([](plan_request& other) { other.expert_slots.reset(); }))
+      else if (alternatives_.fits(without))
         found_.push_back("no --expert-slots");  // all experts need no addresses of others
     }
     if (r.kv_bytes && model_.kv_page_bytes > 0) {

@@ -213,6 +213,7 @@ class planner {
     memory_plan plan;
     plan.budget_bytes = budget_.bytes();
     plan.notes = budget_.notes();
+    plan.notes.push_back(plan_budget::reserve_note(budget_.bytes(), request_));
     plan.notes.insert(plan.notes.end(), notes_.begin(), notes_.end());
     plan.kv_pages = costs_.pages_of(at);
     if (!request_.context_tokens && model_.kv_page_bytes > 0) {
@@ -279,9 +280,8 @@ class planner {
     if (machine_.context_bytes > budget_.bytes())
       text += "the driver's context alone takes " + bytes_text(machine_.context_bytes) + ", more than the " +
               bytes_text(budget_.bytes()) + " there are\n";
-    for (const auto& note : budget_.notes())
-      if (note.rfind("reserve: 1/64 ", 0) != 0) text += note + "\n";
-    if (!request_.reserve_bytes) text += "reserve: 1/64 of that total, within 64 and 512 MiB\n";
+    for (const auto& note : budget_.notes()) text += note + "\n";
+    text += plan_budget::reserve_note(total, request_) + "\n";
     const std::uint64_t planned =
         saturating_add(lines[ledger_line::weights].planned_bytes, lines[ledger_line::kernels].planned_bytes);
     if (machine_.resident_bytes > planned)

@@ -10,22 +10,9 @@ using namespace nibble::test;
 
 namespace {
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 std::string note_with(const memory_plan& p, const std::string& part) {
   for (const auto& note : p.notes)
     if (contains(note, part)) return note;
-  return "";
-}
-
-std::string refusal(const machine_memory& machine, const memory_model& model) {
-  try {
-    static_cast<void>(plan_memory(machine, model, {}));
-  } catch (const error& problem) {
-    return problem.what();
-  }
   return "";
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// The numbers of Qwen3.6-35B-A3B, rounded where the last byte does not matter, and of cards.
+/// The numbers of Qwen3.6-35B-A3B, rounded where the last byte does not matter, and of cards; what a plan
+/// says.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "nibble/plan/planner.hpp"
 
@@ -39,6 +41,20 @@ inline machine_memory card(std::uint64_t total) {
   m.context_bytes = 500 * mib;
   m.free_bytes = total > m.context_bytes ? total - m.context_bytes : 0;
   return m;
+}
+
+/// What a plan is refused with, "" where there is one.
+inline std::string refusal(const machine_memory& machine, const memory_model& model,
+                           const plan_request& request = {}) {
+  try {
+    static_cast<void>(plan_memory(machine, model, request));
+  } catch (const error& problem) {
+    return problem.what();
+  }
+  return "";
+}
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
 }
 
 }  // namespace nibble::test

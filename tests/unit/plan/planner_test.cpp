@@ -11,17 +11,6 @@ using namespace nibble::test;
 
 namespace {
 
-std::string refusal(const machine_memory& machine, const memory_model& model, const plan_request& request) {
-  try {
-    static_cast<void>(plan_memory(machine, model, request));
-  } catch (const error& problem) {
-    return problem.what();
-  }
-  return "";
-}
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 bool has_note(const memory_plan& plan, const std::string& part) {
   for (const auto& note : plan.notes)
     if (contains(note, part)) return true;

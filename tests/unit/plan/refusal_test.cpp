@@ -9,17 +9,6 @@ using namespace nibble::test;
 
 namespace {
 
-std::string refusal(const machine_memory& machine, const memory_model& model, const plan_request& request) {
-  try {
-    static_cast<void>(plan_memory(machine, model, request));
-  } catch (const error& problem) {
-    return problem.what();
-  }
-  return "";
-}
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 /// The number that a refusal names after `words`; 0 where it does not.
 std::uint64_t number_after(const std::string& text, const std::string& words) {
   const auto at = text.find("\n  " + words);
@@ -42,6 +31,7 @@ TEST_CASE("plan: contradictory wishes are refused with the arithmetic") {
   CHECK(contains(text, "expert slots          8.27 GiB  5000 of 10240 experts"));
   CHECK(contains(text, "KV pages              4.00 GiB"));
   CHECK(contains(text, "too few"));
+  CHECK(contains(text, "reserve: 1/64 of 15."));  // of the sum that would do, not of the card
   CHECK(number_after(text, "--expert-slots ") < 5000);
   CHECK(number_after(text, "--kv-bytes ") < 4096);
   r = {};
@@ -136,70 +126,48 @@ TEST_CASE("plan: a refusal names the largest wishes that fit, and the next ones 
   const auto machine = card(6 * gib);
   const auto model = large_moe();
   plan_request r;
-  const auto fits = [&](const plan_request& request) { return refusal(machine, model, request).empty(); };
+  const auto fits = [&] { return refusal(machine, model, r).empty(); };
+  const auto largest_is = [&](auto& wish, auto value, auto step) {
+    wish = value;
+    CHECK(fits());
+    wish = value + step;
+    CHECK(!fits());
+    r = {};
+  };
 
   r.context_tokens = 262144;
   r.max_running = 4;
-  r.kv_bytes.reset();
-  auto text = refusal(machine, model, r);
-  const auto context = static_cast<int>(number_after(text, "--context "));
+  const auto context = static_cast<int>(number_after(refusal(machine, model, r), "--context "));
   REQUIRE(context > 2048);
-  r.context_tokens = context;
-  CHECK(fits(r));
-  r.context_tokens = context + 1;
-  CHECK(!fits(r));
+  largest_is(r.context_tokens, context, 1);
 
-  r = {};
   r.context_tokens = 32768;
   r.max_running = 64;
-  text = refusal(machine, model, r);
-  const auto running = static_cast<int>(number_after(text, "--max-running "));
+  const auto running = static_cast<int>(number_after(refusal(machine, model, r), "--max-running "));
   REQUIRE(running > 1);
-  r.max_running = running;
-  CHECK(fits(r));
-  r.max_running = running + 1;
-  CHECK(!fits(r));
+  largest_is(r.max_running, running, 1);
 
-  r = {};
   r.expert_slots = 9000;
-  text = refusal(machine, model, r);
-  const auto slots = number_after(text, "--expert-slots ");
+  const auto slots = number_after(refusal(machine, model, r), "--expert-slots ");
   REQUIRE(slots > 8);
-  r.expert_slots = slots;
-  CHECK(fits(r));
-  r.expert_slots = slots + 1;
-  CHECK(!fits(r));
+  largest_is(r.expert_slots, slots, 1u);
 
-  r = {};
   r.kv_bytes = 8 * gib;
-  text = refusal(machine, model, r);
+  const auto text = refusal(machine, model, r);
   const auto mebibytes = number_after(text, "--kv-bytes ");
   REQUIRE(mebibytes > 0);
   CHECK(contains(text, "--kv-bytes " + std::to_string(mebibytes) + "MiB"));
-  r.kv_bytes = mebibytes * mib;
-  CHECK(fits(r));
-  r.kv_bytes = (mebibytes + 1) * mib;
-  CHECK(!fits(r));
+  largest_is(r.kv_bytes, mebibytes * mib, mib);
 
-  r = {};
   r.step_tokens = 100'000;
-  text = refusal(machine, model, r);
-  const auto steps = static_cast<int>(number_after(text, "steps of "));
+  const auto steps = static_cast<int>(number_after(refusal(machine, model, r), "steps of "));
   REQUIRE(steps > 64);
-  r.step_tokens = steps;
-  CHECK(fits(r));
-  r.step_tokens = steps + 1;
-  CHECK(!fits(r));
+  largest_is(r.step_tokens, steps, 1);
 
-  r = {};
   r.state_snapshots = 200;
-  text = refusal(machine, model, r);
-  const auto snapshots = static_cast<int>(number_before(text, " state snapshots\n"));
+  const auto snapshots = static_cast<int>(number_before(refusal(machine, model, r), " state snapshots\n"));
   REQUIRE(snapshots > 0);
-  r.state_snapshots = snapshots;
-  CHECK(fits(r));
-  r.state_snapshots = snapshots + 1;
-  CHECK(!fits(r));
+  largest_is(r.state_snapshots, snapshots, 1);
 }
 
 TEST_CASE("plan: where no wish alone is too large, a refusal names all that would fit together") {
