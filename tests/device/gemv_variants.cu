@@ -17,6 +17,18 @@ constexpr gemv_policy of(gemv_variant variant, int columns, int warps, int grid,
   p.depth = depth, p.stages = stages, p.batch = batch, p.whole_rows = whole;
   return p;
 }
+constexpr gemv_policy in_turns(gemv_policy p) {
+  p.x_in_turns = true;
+  return p;
+}
+constexpr gemv_policy at_use(gemv_policy p) {
+  p.x_at_use = true;
+  return p;
+}
+constexpr gemv_policy rolled(gemv_policy p) {
+  p.rolled = true;
+  return p;
+}
 constexpr auto reg = gemv_variant::registers, shot = gemv_variant::one_shot, ring = gemv_variant::ring;
 
 template <resident_layout Layout, gemv_policy Policy, class Epilogue = store<bf>>
@@ -27,7 +39,7 @@ bool variant(const char* name) {
   return false;
 }
 constexpr resident_layout small{matrix(176, 512, f4)}, deep{matrix(80, 1024, f4)},
-    eight{matrix(112, 512, f8)}, wide{matrix(96, 512, b16)};
+    eight{matrix(112, 512, f8)}, six{matrix(192, 512, f8)}, wide{matrix(96, 512, b16)};
 
 const bool registered[] = {
     variant<small, of(reg, 8, 4, 3, 3)>("registers, uneven shares"),
@@ -44,6 +56,11 @@ const bool registered[] = {
     variant<eight, of(ring, 4, 2, 2, 1, 2, 2), add_residual>("ring, fp8"),
     variant<wide, of(ring, 8, 4, 2, 1, 2, 4)>("ring, bf16"),
     variant<wide, of(reg, 16, 4, 2, 2)>("registers, bf16"),
+    variant<six, rolled(of(reg, 16, 4, 2, 3))>("registers, fp8, a loop over row tiles"),
+    variant<six, in_turns(rolled(of(reg, 16, 4, 2, 2))), add_residual>("registers, a loop, x in turns"),
+    variant<deep, in_turns(at_use(of(reg, 16, 8, 2, 2)))>("registers, x at use and in turns"),
+    variant<small, in_turns(of(shot, 16, 2, 4)), store<float>>("one shot, x in turns"),
+    variant<eight, at_use(of(shot, 16, 2, 7, 1, 0, 0, false))>("one shot, fp8, x at use"),
 };
 
 // Rows must not depend on variant, grid or column class as long as the K split is one.
@@ -67,8 +84,12 @@ const bool invariant = add("variants", "one summation order for every variant an
   const bf* x = reinterpret_cast<const bf*>(dx.data());
   const auto one = rows_of<of(reg, 1, 4, 11)>(tiles.data(), x, 1);
   NIBBLE_CHECK(one == (rows_of<of(reg, 16, 4, 3, 4)>(tiles.data(), x, 16)));
+  NIBBLE_CHECK(one == (rows_of<in_turns(of(reg, 16, 4, 3, 4))>(tiles.data(), x, 9)));
+  NIBBLE_CHECK(one == (rows_of<rolled(of(reg, 16, 4, 11, 1))>(tiles.data(), x, 16)));
   if constexpr (default_device.has_bulk_copies()) {
     NIBBLE_CHECK(one == (rows_of<of(shot, 8, 4, 3)>(tiles.data(), x, 7)));
+    NIBBLE_CHECK(one == (rows_of<in_turns(of(shot, 16, 4, 3))>(tiles.data(), x, 16)));
+    NIBBLE_CHECK(one == (rows_of<at_use(of(shot, 16, 4, 3))>(tiles.data(), x, 11)));
     NIBBLE_CHECK(one == (rows_of<of(shot, 2, 4, 11, 1, 0, 0, false)>(tiles.data(), x, 2)));
     NIBBLE_CHECK(one == (rows_of<of(ring, 4, 4, 2, 1, 3, 4)>(tiles.data(), x, 3)));
   }

@@ -22,13 +22,10 @@ __device__ __forceinline__ uint4 load_weights(const void* p) {
 #endif
   return v;
 }
-__device__ __forceinline__ uint2 load_weights_8(const void* p) {
-  uint2 v{};
+__device__ __forceinline__ std::uint32_t load_weights_4(const void* p) {
+  std::uint32_t v = 0;
 #if __CUDA_ARCH__ >= 800
-  asm volatile("ld.global.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];"
-               : "=r"(v.x), "=r"(v.y)
-               : "l"(p)
-               : "memory");
+  asm volatile("ld.global.L1::no_allocate.L2::256B.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
 #endif
   return v;
 }
@@ -209,6 +206,11 @@ __device__ __forceinline__ void wait_for_copies() {
 template <int Threads>
 __device__ __forceinline__ void partial_block_barrier() {
   asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
+}
+/// The same barrier for those of its threads that need not wait.
+template <int Threads>
+__device__ __forceinline__ void partial_block_arrive() {
+  asm volatile("bar.arrive 1, %0;" ::"n"(Threads) : "memory");
 }
 
 /// c[16 rows][8 columns] += a[16 rows][16 k] · b[16 k][8 columns], bf16 in, fp32 out.

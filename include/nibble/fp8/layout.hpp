@@ -3,7 +3,7 @@
 /// From a checkpoint's FP8 (E4M3) matrix to the resident tiles and back: a lossless permutation.
 ///
 /// A tile is 2048 bytes. Lane l's words 2 s and 2 s + 1 of step s (0…7) lie at 512 (w / 4) + 16 l + 4 (w %
-/// 4); they hold rows g and g + 8 of columns 32 (s / 2) + 8 t + 4 (s % 2) + 2 j and the next, j = 0, 1,
+/// 4); they hold rows g and g + 8 of columns run_column(s / 2, t) + 4 (s % 2) + 2 j and the next, j = 0, 1,
 /// through fp8::word_of_bytes. Tile parts beyond the matrix are zero.
 #pragma once
 

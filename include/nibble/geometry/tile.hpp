@@ -4,8 +4,8 @@
 ///
 /// A tile is 16 rows × 128 columns, the share one warp multiplies at a time. Tiles lie row tile by row tile,
 /// along K within a row tile. A warp's 32 lanes are (g = lane / 4, t = lane % 4): a lane owns fragment rows g
-/// and g + 8, and of the tile's columns the four runs 32 i + 8 t … 32 i + 8 t + 7, i = 0…3. So four lanes
-/// read 64 neighbouring bytes of an activation row, in its natural order, with one 16-byte load each.
+/// and g + 8, and of the tile's columns 16 t … 16 t + 15 and 64 + 16 t … 64 + 16 t + 15: two blocks of NVFP4,
+/// and 32 bytes of an activation row, so that the four lanes of a row ask for whole cache lines of it.
 #pragma once
 
 #include <cstddef>
@@ -75,7 +75,10 @@ struct resident_layout {
   }
 };
 
-/// First column of run `i` (eight columns) of lane quarter `t`, within its tile.
-[[nodiscard]] NIBBLE_HOST_DEVICE constexpr int run_column(int i, int t) { return 32 * i + 8 * t; }
+/// First column of run `i` (0…3, eight columns, one 16-byte load of x) of lane quarter `t`, within its tile.
+/// It is run_column(i, 0) + run_column(0, t).
+[[nodiscard]] NIBBLE_HOST_DEVICE constexpr int run_column(int i, int t) {
+  return 64 * (i / 2) + 16 * t + 8 * (i % 2);
+}
 
 }  // namespace nibble

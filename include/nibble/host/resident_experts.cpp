@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products with resident NVFP4 tiles. 64 bytes of a tile are 16 words of four columns of two rows: word
-// 4 t + s of plane p holds the columns 64 p + 32 (s / 2) + 8 t + 4 (s % 2) … + 3. So x is laid out once as
-// [tile][plane][column of four][word], and no lane is ever moved for a product. A word decodes as on the
+// Products with resident NVFP4 tiles. 64 bytes of a tile are 16 words of four columns of two rows: word w of
+// plane p holds the columns 64 p + 4 w … + 3. So x is laid out once as [tile][plane][column of four][word],
+// and no lane is ever moved for a product. A word decodes as on the
 // device into four pairs (nvfp4/decode.hpp), of which the magnitude looks up the value; a block's scale comes
 // in with one FMA after its products.
 #include <nibble/host/detail/simd_targets.inl>
@@ -77,7 +77,7 @@ struct scale_lanes {
     for (int h = 0; h < 2; ++h)
       for (int plane = 0; plane < 2; ++plane)
         for (int word = 0; word < 16; ++word)
-          at[h][plane][word] = static_cast<std::uint8_t>(8 * (word / 8) + 4 * plane + 2 * h + word % 4 / 2);
+          at[h][plane][word] = static_cast<std::uint8_t>(4 * (word / 4) + 2 * h + plane);
   }
 };
 
@@ -154,8 +154,7 @@ HWY_NOINLINE void row_tile(const std::uint8_t* tile, int k_tiles, const float* c
           std::memcpy(&stored, tile + 512 * plane + 64 * g + 4 * word, 4);
           const std::uint32_t codes = nvfp4::codes_of_word(stored);
           for (int h = 0; h < 2; ++h) {
-            const std::uint32_t byte =
-                tile[1024 + 16 * g + 8 * (word / 8) + 4 * plane + 2 * h + word % 4 / 2];
+            const std::uint32_t byte = tile[1024 + 16 * g + 4 * (word / 4) + 2 * h + plane];
             const std::uint32_t bits = (byte << 20) + scale_base;
             float scale = 0;
             std::memcpy(&scale, &bits, 4);
@@ -206,9 +205,9 @@ constexpr int pass_rows = 16;
 
 /// Where a column's value lies in a laid out row.
 constexpr std::size_t place_of(int column) {
-  const int within = column % tile_columns, s = 2 * (within / 32) + within % 8 / 4, t = within % 32 / 8;
-  return static_cast<std::size_t>(column / tile_columns * tile_columns + 64 * (s / 4) + 16 * (within % 4) +
-                                  4 * t + s % 4);
+  const int within = column % tile_columns;
+  return static_cast<std::size_t>(column / tile_columns * tile_columns + 64 * (within / 64) +
+                                  16 * (within % 4) + within % 64 / 4);
 }
 
 /// An expert and the rows of the pass that chose it, with their weights.

@@ -2,9 +2,9 @@
 /// \file
 /// From a bf16 matrix to the resident tiles and back: a lossless permutation.
 ///
-/// A tile is 4096 bytes. Step s (0…7) of lane l is the 16 bytes at 512 s + 16 l: the columns 32 (s / 2) + 8 t
-/// + 4 (s % 2) … + 3 as pairs (row g, columns 0 1), (row g + 8, 0 1), (row g, 2 3), (row g + 8, 2 3), just as
-/// the matrix instruction wants them. Tile parts beyond the matrix are zero.
+/// A tile is 4096 bytes. Step s (0…7) of lane l is the 16 bytes at 512 s + 16 l: the columns
+/// run_column(s / 2, t) + 4 (s % 2) … + 3 as pairs (row g, columns 0 1), (row g + 8, 0 1), (row g, 2 3), (row
+/// g + 8, 2 3), just as the matrix instruction wants them. Tile parts beyond the matrix are zero.
 #pragma once
 
 #include <cstddef>

@@ -48,36 +48,35 @@ template <>
 struct fragment<weight_format::nvfp4> {
   static constexpr float unscale = nvfp4::unscale;
   uint4 codes[2];
-  uint2 scales;
+  std::uint32_t scales;
 
   __device__ __forceinline__ void load(const std::uint8_t* tile, int lane) {
     codes[0] = load_weights(tile + lane * 16);
     codes[1] = load_weights(tile + 512 + lane * 16);
-    scales = load_weights_8(tile + 1024 + lane / 2 * 8);
+    scales = load_weights_4(tile + 1024 + lane * 4);
   }
   __device__ __forceinline__ void load(std::uint32_t shared_tile, int lane) {
     codes[0] = load_shared(shared_tile + lane * 16);
     codes[1] = load_shared(shared_tile + 512 + lane * 16);
-    scales = load_shared_8(shared_tile + 1024 + lane / 2 * 8);
+    scales = load_shared_4(shared_tile + 1024 + lane * 4);
   }
   /// Calls use(step, operand) for each step in order.
   template <class Use>
   __device__ __forceinline__ void for_each_step(Use use) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // 32 columns: one scale block per lane and row
-      const std::uint32_t packed = i < 2 ? scales.x : scales.y;
-      const std::uint32_t both = ((i % 2 ? packed >> 4 : packed << 4) & 0x0FF0'0FF0u) | nvfp4::scale_bits;
+    for (int i = 0; i < 2; ++i) {  // 64 columns: one block per lane and row
+      const std::uint32_t both = ((i ? scales >> 4 : scales << 4) & 0x0FF0'0FF0u) | nvfp4::scale_bits;
       const std::uint32_t low = both_halves<0>(both), high = both_halves<1>(both);
-      const uint4& q = codes[i / 2];
+      const std::uint32_t words[4] = {codes[i].x, codes[i].y, codes[i].z, codes[i].w};
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
+      for (int j = 0; j < 4; ++j) {
         std::uint32_t a[4];
-        nvfp4::decode_codes(i % 2 ? (j ? q.w : q.z) : (j ? q.y : q.x), a);
+        nvfp4::decode_codes(words[j], a);
         a[0] = multiply_pairs(a[0], low);
         a[1] = multiply_pairs(a[1], high);
         a[2] = multiply_pairs(a[2], low);
         a[3] = multiply_pairs(a[3], high);
-        use(2 * i + j, a);
+        use(4 * i + j, a);
       }
     }
   }

@@ -31,7 +31,7 @@ namespace nibble::moe {
 
 class expert_file {
  public:
-  static constexpr std::uint32_t version = 1;
+  static constexpr std::uint32_t version = 2;
   static constexpr std::uint64_t alignment_bytes = 4096;
 
   /// A file that fits, or nothing with `why` telling why not: absent, stale, cut short, damaged. Never throws

@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "nibble/moe/experts_types.hpp"
-#include "nibble/nvfp4/gemv_kernel.cuh"
+#include "nibble/nvfp4/gemv_product.cuh"
 
 namespace nibble::moe {
 
@@ -162,14 +162,14 @@ __global__ __launch_bounds__(32 * Warps, MinBlocks) void experts_gate_up_single(
     gate_scale = p.slot_scales[3 * slot], up_scale = p.slot_scales[3 * slot + 1];
   }
   detail::stage<per_warp * 256>(staged[warp], p.x + k0 * tile_columns, 2 * (c::hidden - k0 * tile_columns));
-  const std::uint32_t row = device::shared_address(staged[warp]) + 16 * (lane & 3);
+  const std::uint32_t row = device::shared_address(staged[warp]) + 2 * run_column(0, lane & 3);
   typename product::acc_t acc;
   product::zero(acc);
 #pragma unroll
   for (int k = 0; k < per_warp; ++k) {
     if (k >= k_tiles) break;
     detail::multiply_runs(acc, f[k % Depth],
-                          [&](int i) { return device::load_shared(row + 256 * k + 64 * i); });
+                          [&](int i) { return device::load_shared(row + 256 * k + 2 * run_column(i, 0)); });
     if (k + Depth < per_warp && k + Depth < k_tiles) f[k % Depth].load(base + (k + Depth) * c::tile, lane);
   }
   product::leave(part + warp * units, acc, lane);
@@ -304,7 +304,7 @@ __global__ __launch_bounds__(32 * Warps, MinBlocks) void experts_gate_up_grouped
     const bool shared = c::shared && index < shared_groups;
     const int member = g.members[product::token_of(0, g.count)];
     const __nv_bfloat16* x_row =
-        p.x + static_cast<std::size_t>(shared ? member : member / c::top_k) * p.ldx + 8 * (lane & 3);
+        p.x + static_cast<std::size_t>(shared ? member : member / c::top_k) * p.ldx + run_column(0, lane & 3);
     const bool more = unit + stride < total;
     const std::uint8_t* next = more ? tiles_of(unit + stride) : base;
     typename product::acc_t acc;
@@ -313,8 +313,8 @@ __global__ __launch_bounds__(32 * Warps, MinBlocks) void experts_gate_up_grouped
     for (int k = 0; k < per_warp; ++k) {
       if (k < k_tiles)
         detail::multiply_runs(acc, f[k % Depth], [&](int i) {
-          const int column = (k0 + k) * tile_columns + 32 * i;
-          if (c::hidden % tile_columns != 0 && column + 8 * (lane & 3) >= c::hidden)
+          const int column = (k0 + k) * tile_columns + run_column(i, 0);
+          if (c::hidden % tile_columns != 0 && column + run_column(0, lane & 3) >= c::hidden)
             return make_uint4(0, 0, 0, 0);
           return *reinterpret_cast<const uint4*>(x_row + column);
         });
@@ -414,14 +414,15 @@ __global__ __launch_bounds__(32 * PerExpert * experts_constants<shape_from<Shape
     const int which = unit < bounds[0][warp] ? 0 : 1;
     const std::uint8_t* const next =
         unit + 1 == bounds[1][warp] ? nullptr : places[unit + 1 < bounds[0][warp] ? 0 : 1][warp];
-    const std::uint32_t row = device::shared_address(staged[which][warp]) + 16 * (lane & 3);
+    const std::uint32_t row = device::shared_address(staged[which][warp]) + 2 * run_column(0, lane & 3);
     typename product::acc_t acc;
     product::zero(acc);
 #pragma unroll
     for (int k = 0; k < per_warp; ++k) {
       if (from != nullptr && k < k_tiles)
-        detail::multiply_runs(acc, f[k % Depth],
-                              [&](int i) { return device::load_shared(row + 256 * k + 64 * i); });
+        detail::multiply_runs(acc, f[k % Depth], [&](int i) {
+          return device::load_shared(row + 256 * k + 2 * run_column(i, 0));
+        });
       if (k + Depth < per_warp) {
         if (from != nullptr && k + Depth < k_tiles)
           f[k % Depth].load(from + offset_of(unit) + (k + Depth) * c::tile, lane);

@@ -9,6 +9,10 @@
 
 namespace nibble {
 
+/// Of one token's activations of a K tile in shared memory: 16 more than they are, so that the lanes of two
+/// tokens, 32 bytes apart within each, read different banks.
+inline constexpr int gemm_token_bytes = 2 * tile_columns + 16;
+
 /// What a block takes, and how.
 struct gemm_shape {
   int row_warps = 8;   ///< warps over row tiles
@@ -21,9 +25,8 @@ struct gemm_shape {
   friend constexpr bool operator==(const gemm_shape&, const gemm_shape&) = default;
   [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int threads() const { return 32 * row_warps * k_warps; }
   [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int row_tiles() const { return row_warps * tiles; }
-  /// Bytes of one K tile of a stage: activations, then weights. 64 bytes between staged rows keep neighbours
-  /// on different banks.
-  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int x_bytes() const { return tokens * (256 + 64); }
+  /// Bytes of one K tile of a stage: activations, then weights.
+  [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int x_bytes() const { return tokens * gemm_token_bytes; }
   [[nodiscard]] NIBBLE_HOST_DEVICE constexpr int slice_bytes(weight_format format) const {
     return x_bytes() + row_tiles() * static_cast<int>(tile_bytes(format));
   }
@@ -47,7 +50,7 @@ namespace detail {
   const int reserve = 3 * 1024, most = device.shared_bytes() - reserve;
   const int registers = s.tiles * s.tokens / 2;  // of the sums, per thread
   for (const int blocks : {2, 1}) {
-    if (blocks == 2 && (registers > 64 || s.threads() > 256)) continue;
+    if (blocks == 2 && (registers > 48 || s.threads() > 256)) continue;
     s.min_blocks = blocks;
     s.stages = std::min(5, most / blocks / s.stage_bytes(format));
     if (s.stages >= (blocks == 2 ? 3 : 2) && s.shared_bytes(format) <= most / blocks) return s;

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "nibble/nvfp4/gemm_policy.hpp"
-#include "nibble/nvfp4/gemv_kernel.cuh"
+#include "nibble/nvfp4/gemv_product.cuh"
 
 namespace nibble {
 
@@ -27,8 +27,8 @@ template <weight_format Format>
 __device__ __forceinline__ void decode_run(std::uint32_t (&a)[2][4], std::uint32_t tile, int i, int lane) {
   if constexpr (Format == weight_format::nvfp4) {
     const uint2 q = load_shared_8(tile + 512 * (i / 2) + lane * 16 + 8 * (i % 2));
-    const std::uint32_t packed = load_shared_4(tile + 1024 + lane / 2 * 8 + 4 * (i / 2));
-    const std::uint32_t both = ((i % 2 ? packed >> 4 : packed << 4) & 0x0FF0'0FF0u) | nvfp4::scale_bits;
+    const std::uint32_t packed = load_shared_4(tile + 1024 + lane * 4);
+    const std::uint32_t both = ((i / 2 ? packed >> 4 : packed << 4) & 0x0FF0'0FF0u) | nvfp4::scale_bits;
     const std::uint32_t low = both_halves<0>(both), high = both_halves<1>(both);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -65,7 +65,7 @@ struct block_product {
   static constexpr int k_tiles = (K + tile_columns - 1) / tile_columns;
   static constexpr int rounds = (k_tiles + Shape.k_warps - 1) / Shape.k_warps;
   static constexpr int bytes = static_cast<int>(tile_bytes(Format));
-  static constexpr int token_bytes = 256 + 64;
+  static constexpr int token_bytes = gemm_token_bytes;
   static constexpr int token_tiles = Shape.tokens / 8;
   static constexpr int row_tiles = Shape.row_tiles();
   using sums = float[Shape.tiles][token_tiles][4];
@@ -155,7 +155,7 @@ struct block_product {
       if (k_tiles % Shape.k_warps != 0 && round * Shape.k_warps + k_warp >= k_tiles) continue;
       const std::uint32_t slice =
           ring + round % Shape.stages * Shape.stage_bytes(Format) + k_warp * Shape.slice_bytes(Format);
-      const std::uint32_t x = slice + (lane >> 2) * token_bytes + 16 * (lane & 3);
+      const std::uint32_t x = slice + (lane >> 2) * token_bytes + 2 * run_column(0, lane & 3);
       const std::uint32_t weights = slice + Shape.x_bytes() + row_warp * Shape.tiles * bytes;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -164,7 +164,7 @@ struct block_product {
         for (int r = 0; r < Shape.tiles; ++r) decode_run<Format>(a[r], weights + r * bytes, i, lane);
 #pragma unroll
         for (int j = 0; j < token_tiles; ++j) {
-          const uint4 b = load_shared(x + 8 * j * token_bytes + 64 * i);
+          const uint4 b = load_shared(x + 8 * j * token_bytes + 2 * run_column(i, 0));
 #pragma unroll
           for (int r = 0; r < Shape.tiles; ++r) {
             mma(acc[r][j], a[r][0], b.x, b.y);

@@ -62,8 +62,8 @@ struct wide_product {
   /// One of the four warps that bring data; `rows` is the shared address of twice 128 pointers.
   __device__ __forceinline__ void bring(std::uint32_t rows) {
     const int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
-    // A load takes 128 bytes of four tokens: a lane quarter t of a group of 32 columns, four words. Word q
-    // goes to chunk q of the group, place t: 32 lanes write 32 banks.
+    // A load takes 128 bytes of four tokens: one run of lane quarter t, four words. Word q goes to chunk q of
+    // the run, place t: 32 lanes write 32 banks.
     const int t = lane & 3, group = lane >> 2 & 1, of_four = lane >> 3;
     constexpr int tiles = plan::row_tiles / 4, pieces = tiles * bytes / 16, turns = (pieces + 31) / 32;
     constexpr int per_warp = Tokens / 4, batches = per_warp / 8;
@@ -75,7 +75,7 @@ struct wide_product {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int i = 8 * b + 4 * (e / 2) + of_four;
-        const int column = kt * tile_columns + 64 * (e % 2) + 32 * group + 8 * t;
+        const int column = kt * tile_columns + run_column(2 * (e % 2), 0) + run_column(group, t);
         x[b][e] = make_uint4(0, 0, 0, 0);
         if (i < live)
           x[b][e] = load_weights(reinterpret_cast<const __nv_bfloat16*>(load_shared_pointer(from + 8 * i)) +

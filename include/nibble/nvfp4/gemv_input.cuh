@@ -108,7 +108,7 @@ struct rms_normed {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (count) square(x, i);
-        const int at = k * tile_bytes + (32 * i + 8 * t) * static_cast<int>(sizeof(Weight));
+        const int at = k * tile_bytes + run_column(i, t) * static_cast<int>(sizeof(Weight));
         if constexpr (std::is_same_v<Weight, __nv_bfloat16>) {
           const uint4 w = read(at);
 #pragma unroll

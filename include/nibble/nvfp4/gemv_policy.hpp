@@ -66,7 +66,8 @@ namespace detail {
   p.grid = detail::equal_wave(row_tiles, device.multiprocessors);
   const int each = (row_tiles + p.grid - 1) / p.grid;
   const int budget = device.architecture == 120 ? 48 * 1024 : 112 * 1024;  // two grids' shares fit
-  const bool nvfp4 = layout.shape.format == weight_format::nvfp4;
+  const bool nvfp4 = layout.shape.format == weight_format::nvfp4,
+             fp8 = layout.shape.format == weight_format::fp8;
   // FP8 with 16 warps: two such blocks' 64 registers a thread are too few where FP8 is decoded by software,
   // and for what is compiled for Blackwell.
   const bool tight = p.warps > 8 && device.architecture != 89 && device.architecture != 90;
@@ -77,16 +78,24 @@ namespace detail {
     p.variant = gemv_variant::one_shot;
     p.whole_rows = each > 1;
     p.decode_early = nvfp4 && columns <= (each > 1 ? 8 : 2);
-    p.min_blocks = (columns <= 8 && !tight) || (p.warps <= 8 && norm_bytes <= 2) ? 2 : 1;
+    // Sixteen tokens: x takes as long as the products of a few row tiles, so half of it arrives behind those
+    // of the other half; FP8 reads it late rather than keep the next kernel's block away.
+    p.x_in_turns = columns == 16 && each > 1 && per_warp <= 2;
+    p.x_at_use = columns == 16 && fp8 && norm_bytes == 0 && per_warp <= 2 && !tight;
+    p.min_blocks = ((columns <= 8 || p.x_at_use) && !tight) || (p.warps <= 8 && norm_bytes <= 2) ? 2 : 1;
     if (columns == 1 && each > 1) p.columns = 2;  // measured faster, with the same sums
     if (compatible(layout, p)) return p;
     p.columns = columns;
+    p.x_in_turns = p.x_at_use = false;
   }
   // Registers. Few row tiles per block, so that the unrolled stream stays short.
   p.variant = gemv_variant::registers;
-  const bool fp8 = layout.shape.format == weight_format::fp8;
-  // Sixteen columns of three row tiles fit everywhere; H200 has been seen to hold more without spills.
-  const bool three = columns == 16 && (fp8 ? each > 5 || !device.measured : !nvfp4 && !device.measured);
+  // Sixteen columns of three row tiles fit everywhere; H200 has been seen to hold more without spills, FP8
+  // six in a loop.
+  const bool rolled = columns == 16 && fp8 && device.measured && per_warp == 1 && p.warps % 2 == 0 &&
+                      each == 6 && row_tiles % p.grid == 0;
+  const bool three =
+      columns == 16 && !rolled && (fp8 ? each > 5 || !device.measured : !nvfp4 && !device.measured);
   const int most = per_warp > 2 ? 2 : three ? 3 : 6;
   if (each > most) p.grid = (row_tiles + most - 1) / most;
   // FP8, one or two tokens: two smaller blocks per multiprocessor.
@@ -98,7 +107,11 @@ namespace detail {
       2 * row_tiles > device.multiprocessors)
     p.grid = row_tiles / 2;
   const int tiles = ((row_tiles + p.grid - 1) / p.grid) * per_warp;
-  p.depth = std::min(tiles, columns == 16 ? (nvfp4 ? 2 : 1) : nvfp4 || (fp8 && !doubled) ? 4 : 2);
+  p.rolled = p.x_in_turns = rolled;
+  p.depth = rolled ? 3
+                   : std::min(tiles, columns == 16                ? (nvfp4 ? 2 : 1)
+                                     : nvfp4 || (fp8 && !doubled) ? 4
+                                                                  : 2);
   // One row tile a block and one token: 64 registers do, and the next kernel finds room beside it.
   const bool narrow = fp8 && norm_bytes == 0 && columns == 1 && each == 1;
   p.min_blocks =

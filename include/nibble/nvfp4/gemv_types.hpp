@@ -43,6 +43,9 @@ struct gemv_policy {
   bool whole_rows = true;     ///< one_shot: one thread copies row tiles, or each warp its own K share
   bool decode_early = false;  ///< one_shot: the first tile is decoded before the wait, in registers
   bool keep_output = false;   ///< store with L2 evict-last: megabytes of output beside streamed weights
+  bool x_in_turns = false;    ///< half the warps ask for x when the others have: those multiply meanwhile
+  bool x_at_use = false;      ///< x of one K tile at a time: fewer registers than all of the warp's
+  bool rolled = false;        ///< registers: a loop over `depth` row tiles at a time, which takes fewer
 
   friend constexpr bool operator==(const gemv_policy&, const gemv_policy&) = default;
 };
@@ -63,7 +66,8 @@ struct gemv_plan {
   int threads = 0;
   int shared_bytes = 0;  ///< dynamic
   bool ragged_k = false;
-  int part_bytes = 0;  ///< partial sums of one row tile and warp
+  int part_bytes = 0;   ///< partial sums of one row tile and warp
+  bool holds_x = true;  ///< a warp keeps x of all its K tiles in registers
 };
 
 [[nodiscard]] constexpr gemv_plan plan_of(const resident_layout& layout, const gemv_policy& policy) {
@@ -77,6 +81,7 @@ struct gemv_plan {
   p.row_bytes = p.k_tiles * p.tile_bytes;
   p.unit_bytes = policy.columns == 1 ? 8 : 16;
   p.part_bytes = p.units * p.unit_bytes;
+  p.holds_x = p.k_tiles_warp <= 2 && !policy.x_at_use;
   p.threads = 32 * policy.warps + (policy.variant == gemv_variant::ring ? 32 : 0);
   p.ragged_k = p.k_tiles_warp * policy.warps != p.k_tiles || layout.shape.k % tile_columns != 0;
   switch (policy.variant) {
@@ -103,15 +108,17 @@ struct gemv_plan {
                              policy.columns == 8 || policy.columns == 16;
   if (!columns_known || policy.grid > p.row_tiles || p.threads > 1024) return false;
   if (p.k_tiles_warp * (policy.warps - 1) >= p.k_tiles) return false;  // a warp without work
+  if (policy.x_in_turns && (policy.warps % 2 != 0 || policy.variant == gemv_variant::ring)) return false;
   switch (policy.variant) {
     case gemv_variant::registers:
-      return policy.depth >= 1;
+      return policy.depth >= 1 && (!policy.rolled || (p.k_tiles_warp == 1 && p.row_tiles % policy.grid == 0 &&
+                                                      p.row_tiles_cta % policy.depth == 0));
     case gemv_variant::one_shot:  // partial sums take the place of the tiles they came from
-      return p.k_tiles_warp * policy.warps == p.k_tiles && p.part_bytes <= p.k_tiles_warp * p.tile_bytes &&
-             p.shared_bytes <= 232448 - 1024;
+      return p.k_tiles_warp * policy.warps == p.k_tiles && !policy.rolled &&
+             p.part_bytes <= p.k_tiles_warp * p.tile_bytes && p.shared_bytes <= 232448 - 1024;
     case gemv_variant::ring:
-      return p.k_tiles_warp * policy.warps == p.k_tiles && p.k_tiles_warp <= 2 && policy.stages >= 2 &&
-             policy.batch >= 1 && p.shared_bytes <= 232448 - 1024;
+      return p.k_tiles_warp * policy.warps == p.k_tiles && p.k_tiles_warp <= 2 && !policy.rolled &&
+             !policy.x_at_use && policy.stages >= 2 && policy.batch >= 1 && p.shared_bytes <= 232448 - 1024;
   }
   return false;
 }
@@ -138,7 +145,7 @@ struct layout_constants {
 // nvcc cannot spell class-type template arguments in the host stub of a __global__ template, so kernels take
 // a layout and a policy as integers.
 
-/// The policy in 59 bits.
+/// The policy in 62 bits.
 [[nodiscard]] constexpr std::uint64_t encode(const gemv_policy& p) {
   std::uint64_t bits = 0;
   const auto put = [&bits](std::uint64_t value, int width) { bits = bits << width | value; };
@@ -153,6 +160,9 @@ struct layout_constants {
   put(p.whole_rows ? 1 : 0, 1);
   put(p.decode_early ? 1 : 0, 1);
   put(p.keep_output ? 1 : 0, 1);
+  put(p.x_in_turns ? 1 : 0, 1);
+  put(p.x_at_use ? 1 : 0, 1);
+  put(p.rolled ? 1 : 0, 1);
   return bits;
 }
 [[nodiscard]] constexpr gemv_policy decode_policy(std::uint64_t bits) {
@@ -162,6 +172,9 @@ struct layout_constants {
     return value;
   };
   gemv_policy p;
+  p.rolled = take(1) != 0;
+  p.x_at_use = take(1) != 0;
+  p.x_in_turns = take(1) != 0;
   p.keep_output = take(1) != 0;
   p.decode_early = take(1) != 0;
   p.whole_rows = take(1) != 0;

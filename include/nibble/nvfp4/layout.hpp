@@ -2,11 +2,11 @@
 /// \file
 /// From a checkpoint's NVFP4 matrix to the resident tiles and back.
 ///
-/// A tile is 1152 bytes. Codes: lane l's word of step s (0…7) at 512 (s / 4) + 16 l + 4 (s % 4). It holds the
-/// four columns 32 (s / 2) + 8 t + 4 (s % 2) … + 3 of rows g and g + 8, as code pairs (row g, columns 0 1),
-/// (row g + 8, 0 1), (row g, 2 3), (row g + 8, 2 3), through nvfp4::word_of_codes. Scales: at 1024 + 16 g + 8
-/// (t / 2), for the blocks 2 i + t / 2, bytes (g; i = 0), (g; 1), (g + 8; 0), (g + 8; 1), then the same for i
-/// = 2, 3, through nvfp4::stored_scale.
+/// A tile is 1152 bytes: two halves of 64 columns, of which lane l has one block of rows g and g + 8 each.
+/// Codes: word w (0…3) of half p at 512 p + 16 l + 4 w. It holds the four columns 64 p + 16 t + 4 w … + 3 as
+/// code pairs (row g, columns 0 1), (row g + 8, 0 1), (row g, 2 3), (row g + 8, 2 3), through
+/// nvfp4::word_of_codes. Scales: at 1024 + 4 l, bytes (g; p = 0), (g; 1), (g + 8; 0), (g + 8; 1), through
+/// nvfp4::stored_scale.
 ///
 /// Two things are made canonical, neither of which changes a value: a block whose scale is zero has codes
 /// zero, and the sign of a negative scale moves into its codes. On canonical matrices packing is a bijection
@@ -88,8 +88,8 @@ inline void pack(const resident_layout& layout, std::span<const std::uint8_t> co
         for (int kt = 0; kt < k_tiles; ++kt) {
           std::uint8_t* tile =
               tiles.data() + (static_cast<std::size_t>(rt) * k_tiles + kt) * tile_bytes(weight_format::nvfp4);
-          for (int block = 0; block < 8; ++block) {  // 16 columns: lanes t = 2 (block % 2) and the next
-            const int column = kt * tile_columns + 16 * block;
+          for (int block = 0; block < 8; ++block) {
+            const int column = kt * tile_columns + 16 * block, half = block / 4, lane = 4 * g + block % 4;
             const std::uint8_t* code[2] = {nullptr, nullptr};
             std::uint32_t flip[2] = {0, 0};
             for (int h = 0; h < 2; ++h) {
@@ -100,16 +100,13 @@ inline void pack(const resident_layout& layout, std::span<const std::uint8_t> co
                 if ((scale & 0x7F) != 0) code[h] = codes.data() + 8 * at;
                 if ((scale & 0x80) != 0) flip[h] = 0x8888'8888u;
               }
-              const int i = block / 2;
-              tile[1024 + 16 * g + 8 * (block % 2) + 4 * (i / 2) + 2 * h + i % 2] =
-                  stored_scale(scale & 0x7F);
+              tile[1024 + 4 * lane + 2 * h + half] = stored_scale(scale & 0x7F);
             }
             for (int word = 0; word < 4; ++word) {  // four columns each
-              const int t = 2 * (block % 2) + word / 2, s = 2 * (block / 2) + word % 2;
               const std::uint32_t v = word_of_codes(
                   detail::codes_of_rows(code[0] != nullptr ? code[0] + 2 * word : nullptr, flip[0],
                                         code[1] != nullptr ? code[1] + 2 * word : nullptr, flip[1]));
-              std::memcpy(tile + 512 * (s / 4) + 16 * (4 * g + t) + 4 * (s % 4), &v, 4);
+              std::memcpy(tile + 512 * half + 16 * lane + 4 * word, &v, 4);
             }
           }
         }
@@ -130,19 +127,16 @@ inline void unpack(const resident_layout& layout, std::span<const std::uint8_t> 
           const std::uint8_t* tile =
               tiles.data() + (static_cast<std::size_t>(rt) * k_tiles + kt) * tile_bytes(weight_format::nvfp4);
           for (int block = 0; block < 8; ++block) {
-            const int column = kt * tile_columns + 16 * block;
+            const int column = kt * tile_columns + 16 * block, half = block / 4, lane = 4 * g + block % 4;
             if (column >= k) break;
             for (int h = 0; h < 2; ++h) {
               const int row = layout.row_at(rt, g + 8 * h);
               if (row < 0) continue;
               const std::size_t at = (static_cast<std::size_t>(row) * k + column) / 16;
-              const int i = block / 2;
-              block_scales[at] =
-                  scale_magnitude(tile[1024 + 16 * g + 8 * (block % 2) + 4 * (i / 2) + 2 * h + i % 2]);
+              block_scales[at] = scale_magnitude(tile[1024 + 4 * lane + 2 * h + half]);
               for (int word = 0; word < 4; ++word) {
-                const int t = 2 * (block % 2) + word / 2, s = 2 * (block / 2) + word % 2;
                 std::uint32_t v;
-                std::memcpy(&v, tile + 512 * (s / 4) + 16 * (4 * g + t) + 4 * (s % 4), 4);
+                std::memcpy(&v, tile + 512 * half + 16 * lane + 4 * word, 4);
                 v = codes_of_word(v);
                 codes[8 * at + 2 * word] = static_cast<std::uint8_t>(v >> (8 * h));
                 codes[8 * at + 2 * word + 1] = static_cast<std::uint8_t>(v >> (16 + 8 * h));

@@ -34,8 +34,7 @@ __device__ __forceinline__ std::uint32_t apply(const linear_map& map, std::uint3
 
 }  // namespace device
 
-/// A warp a tile: a lane makes its eight words and, for its rows and quarter, the four scale bytes of one
-/// half.
+/// A warp a tile: a lane makes its eight words and its four scale bytes.
 /// `Unused` makes the kernel a template, so that a header may define it.
 template <int Unused>
 __global__ void repack_nvfp4_kernel(const __grid_constant__ repack_params p) {
@@ -56,9 +55,7 @@ __global__ void repack_nvfp4_kernel(const __grid_constant__ repack_params p) {
         if ((scale & 0x7F) != 0) codes[h] = *reinterpret_cast<const std::uint32_t*>(p.weight + at / 2);
         if ((scale & 0x80) != 0) codes[h] ^= 0x8888'8888u;
       }
-      // Lanes t and t + 1 share a block: the even one stores its scale.
-      if (t % 2 == 0)
-        to[1024 + 16 * g + 8 * (t / 2) + 4 * (i / 2) + 2 * h + i % 2] = nvfp4::stored_scale(scale & 0x7F);
+      if (i % 2 == 0) to[1024 + 4 * lane + 2 * h + i / 2] = nvfp4::stored_scale(scale & 0x7F);
     }
     for (int j = 0; j < 2; ++j) {  // four columns each
       const auto a = static_cast<std::uint32_t>(codes[0] >> (16 * j)),
