@@ -91,21 +91,21 @@ nibble::plan_request plan_request_of(const load_options& options) {
   return r;
 }
 
-paper_model find_paper_model(const std::string& model, nibble::kv_format kv,
+paper_model find_paper_model(const std::string& model, nibble::kv_format kv, const expert_keeping& keeping,
                              std::span<const compiled_model> models) {
   found_model found = find_model_named(model, models);
   if (const auto refusal = device_refusal(found.config); !refusal.empty())
     throw nibble::format_error(
         model +
         ": the GPU kernels do not run this model, so it needs no GPU memory: " + std::string(refusal));
-  return {found.config, device_memory_model(found.config, found.max_positions, kv),
+  return {found.config, device_memory_model(found.config, found.max_positions, kv, keeping),
           std::move(found.warnings)};
 }
 
 paper_plan plan_on_paper(const std::string& model, std::uint64_t vram_bytes, const load_options& options,
                          std::span<const compiled_model> models) {
-  paper_model found =
-      find_paper_model(model, options.cuda.kv_fp8 ? nibble::kv_format::fp8 : nibble::kv_format::bf16, models);
+  paper_model found = find_paper_model(
+      model, options.cuda.kv_fp8 ? nibble::kv_format::fp8 : nibble::kv_format::bf16, options.experts, models);
   nibble::machine_memory machine;
   machine.total_bytes = vram_bytes;
   machine.context_bytes = usual_context_bytes;
@@ -157,6 +157,9 @@ std::string paper_plan::json() const {
   out["state_slot_bytes"] = bytes.state_slot_bytes;
   out["expert_slots"] = plan.expert_slots;
   out["expert_slot_bytes"] = bytes.expert_slot_bytes;
+  out["expert_table_bytes"] = plan.expert_slots < bytes.experts && bytes.expert_table_bytes
+                                  ? bytes.expert_table_bytes(plan.expert_slots)
+                                  : 0;
   out["expert_map_bytes"] = bytes.expert_map_bytes;
   out["experts"] = bytes.experts;
   out["captured_sizes"] = json::array(plan.captured_sizes.begin(), plan.captured_sizes.end());

@@ -44,6 +44,7 @@ struct paper_model {
 /// \param model a checkpoint's folder, a config.json, or the name of a compiled model
 /// Reads headers and configurations, no weights. Throws nibble::format_error.
 [[nodiscard]] paper_model find_paper_model(const std::string& model, nibble::kv_format kv,
+                                           const expert_keeping& keeping = {},
                                            std::span<const compiled_model> models = compiled_models());
 
 /// The plan of a card of `vram_bytes` that nobody else uses. Throws nibble::plan_refused, which shows the

@@ -44,6 +44,9 @@ struct memory_model {
   std::uint64_t experts_per_token = 0;  ///< chosen in one layer
   /// What the device takes to address page-locked experts in host memory, where not all have slots.
   std::uint64_t expert_map_bytes = 0;
+  /// What tables and buffers take, with so many slots that not all experts have one. Must not fall when slots
+  /// rise. Empty: nothing.
+  std::function<std::uint64_t(std::uint64_t slots)> expert_table_bytes;
   /// Whether experts that all have slots keep them when memory gets short: nothing else holds them then.
   bool all_experts_stay = false;
 };

@@ -58,6 +58,11 @@ class generator {
     m.experts = m.layer_experts * static_cast<std::uint64_t>(number(1, 96));
     m.experts_per_token = static_cast<std::uint64_t>(number(1, 16));
     m.expert_map_bytes = chance(2) ? 0 : size(extreme ? top / 2 : 256 * mib);
+    if (chance(2))
+      m.expert_table_bytes = [fixed = size(extreme ? top / 2 : 4 * mib),
+                              each = size(4096)](std::uint64_t slots) {
+        return saturating_add(fixed, saturating_multiply(each, slots));
+      };
     const std::uint64_t token = size(extreme ? top : 2 * mib), row = size(4 * mib), entry = size(64);
     m.workspace_bytes = [=](const step_limits& l) {
       const auto of = [](std::uint64_t a, int b) {
@@ -134,7 +139,10 @@ std::uint64_t recount(const world& w, const memory_plan& p) {
   add(p.state_slots, w.model.state_slot_bytes);
   add(p.kv_pages, w.model.kv_page_bytes);
   add(p.expert_slots, w.model.expert_slot_bytes);
-  if (w.model.expert_slot_bytes > 0 && p.expert_slots < w.model.experts) add(1, w.model.expert_map_bytes);
+  if (w.model.expert_slot_bytes > 0 && p.expert_slots < w.model.experts) {
+    add(1, w.model.expert_map_bytes);
+    if (w.model.expert_table_bytes) add(1, w.model.expert_table_bytes(p.expert_slots));
+  }
   return sum;
 }
 
