@@ -48,8 +48,7 @@ class plan_costs {
   }
   [[nodiscard]] std::uint64_t floor_pages(const plan_levels& at) const {
     if (model_.kv_page_bytes == 0) return 1;
-    return std::max(divide_up(at.context, u(model_.page_tokens)) + (at.running - 1), request_.pinned_pages) +
-           dummies();
+    return std::max(divide_up(at.context, u(model_.page_tokens)) + shared_pages(at), request_.pinned_pages);
   }
   [[nodiscard]] std::uint64_t pages_of(const plan_levels& at) const {
     return at.pages != 0 ? at.pages : floor_pages(at);

@@ -90,10 +90,10 @@ struct plan_request {
   int most_captured_rows = 1024;    ///< larger batches run eagerly
 
   std::uint64_t granule_bytes = std::uint64_t{2} << 20;  ///< the device hands memory out in these
-  std::uint64_t pinned_pages = 0;                        ///< KV pages that hold something and must stay
-  std::optional<int> most_context_tokens;                ///< no longer context, whatever memory there is
-  std::optional<std::uint64_t> most_expert_slots;        ///< nor more slots
-  std::optional<std::uint64_t> most_kv_pages;            ///< nor more pages
+  std::uint64_t pinned_pages = 0;                  ///< KV pages 0 … n - 1 must stay, a dummy among them
+  std::optional<int> most_context_tokens;          ///< no longer context, whatever memory there is
+  std::optional<std::uint64_t> most_expert_slots;  ///< nor more slots
+  std::optional<std::uint64_t> most_kv_pages;      ///< nor more pages
 };
 
 /// How experts that are not resident reach the device during prefill.

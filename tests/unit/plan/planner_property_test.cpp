@@ -161,7 +161,7 @@ std::string broken_rule(const world& w, const memory_plan& p) {
       p.kv_pages <
           divide_up(context, static_cast<std::uint64_t>(w.model.page_tokens)) + running - 1 + dummies)
     return "too few pages for a context, further sequences and the dummy";
-  if (w.model.kv_page_bytes > 0 && p.kv_pages < r.pinned_pages + dummies) return "pinned pages are gone";
+  if (w.model.kv_page_bytes > 0 && p.kv_pages < r.pinned_pages) return "pinned pages are gone";
   if (p.state_slots != running + static_cast<std::uint64_t>(r.state_snapshots) + dummies)
     return "state slots";
   const std::uint64_t experts = w.model.expert_slot_bytes == 0 ? 0 : w.model.experts;

@@ -342,10 +342,15 @@ TEST_CASE("replan: memory is given up in the reverse order and comes back no fur
   CHECK(kept.expert_slots == first.expert_slots);
   CHECK(kept.kv_pages == replan_memory(machine_with(300 * mib), model, {}, first, 0).kv_pages);
   CHECK_THROWS_AS(replan_memory(other, staying, {}, first, 0), plan_refused);
-  // Pages that hold something stay.
-  const auto pinned = replan_memory(other, model, {}, first, 5000);
-  CHECK(pinned.kv_pages == 5001);
-  CHECK(pinned.expert_slots < p.expert_slots);
+  // Pages that hold something stay: no fewer, and no other one for the dummy, which is page 0 of them.
+  for (const bool dummy : {true, false}) {
+    memory_model padded = model;
+    padded.padding_writes = dummy;
+    const auto pinned = replan_memory(other, padded, {}, first, 5000);
+    CHECK(pinned.kv_pages == 5000);
+    CHECK(pinned.expert_slots < p.expert_slots);
+    CHECK(replan_memory(other, padded, {}, first, first.kv_pages).kv_pages == first.kv_pages);
+  }
 
   other.free_now_bytes = start.free_bytes - 12 * gib;
   p = replan_memory(other, model, {}, first, 0);
