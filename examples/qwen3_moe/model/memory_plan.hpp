@@ -53,8 +53,12 @@ struct paper_model {
                                        const load_options& options,
                                        std::span<const compiled_model> models = compiled_models());
 
-/// A refusal as the JSON object that `plan --json` writes.
+/// A refusal as the JSON object that `plan --json` writes: the text as `refused`; as `missing_bytes` and
+/// `lines` what there is too little of, null where a wish cannot be with any memory; as `proposals`, any one
+/// of which would fit, each with its `text` and the `options` to give instead, null for one to leave out.
 [[nodiscard]] std::string refusal_json(const std::string& model, std::uint64_t vram_bytes,
                                        const nibble::plan_refused& refused);
+[[nodiscard]] std::string refusal_json(const std::string& model, std::uint64_t vram_bytes,
+                                       const nibble::wish_refused& refused);
 
 }  // namespace qwen3_moe
