@@ -189,6 +189,16 @@ void check_many(const model<S>& model, int m,
   NIBBLE_CHECK(wrong == 0);
 }
 
+/// `launch`, which leaves `left` multiprocessors every second time. check_many launches twice and compares.
+template <class Launch>
+auto leaving(int left, Launch launch) {
+  return [=, second = false](const moe::experts_params& p, launch_options o) mutable {
+    o.left_multiprocessors = second ? left : 0;
+    second = !second;
+    return launch(p, o);
+  };
+}
+
 template <experts_shape S>
 void all_widths(const std::vector<int>& counts) {
   NIBBLE_GOOD((moe::visit_experts_many<S>([](auto kernel, int threads, std::size_t bytes, const char* name) {
@@ -204,12 +214,16 @@ void all_widths(const std::vector<int>& counts) {
     check_many<S>(model, m,
                   [](const auto& p, const auto& o) { return moe::launch_experts_many_with<S, 32>(p, o); });
     if constexpr (moe::has_wide_experts(S)) {
-      check_many<S>(model, m,
-                    [](const auto& p, const auto& o) { return moe::launch_experts_wide<S, 64>(p, o); });
-      check_many<S>(model, m,
-                    [](const auto& p, const auto& o) { return moe::launch_experts_wide<S, 96>(p, o); });
-      check_many<S>(model, m,
-                    [](const auto& p, const auto& o) { return moe::launch_experts_wide<S, 128>(p, o); });
+      // Grids of one block a multiprocessor, of which the second launch leaves some, or more than there are.
+      check_many<S>(model, m, leaving(4, [](const auto& p, const auto& o) {
+                      return moe::launch_experts_wide<S, 64>(p, o);
+                    }));
+      check_many<S>(model, m, leaving(default_device.multiprocessors - 7, [](const auto& p, const auto& o) {
+                      return moe::launch_experts_wide<S, 96>(p, o);
+                    }));
+      check_many<S>(model, m, leaving(1000, [](const auto& p, const auto& o) {
+                      return moe::launch_experts_wide<S, 128>(p, o);
+                    }));
     } else {
       check_many<S>(model, m,
                     [](const auto& p, const auto& o) { return moe::launch_experts_many_with<S, 64>(p, o); });
@@ -235,6 +249,19 @@ const bool registered[] = {
     many<experts_shape{2048, 512, 256, 8, true, weight_format::nvfp4}>("real", "Qwen3.6-35B-A3B", {40, 150}),
     many<experts_shape{2048, 768, 128, 8, false, weight_format::nvfp4}>("real", "Qwen3-30B-A3B", {100}),
 };
+
+const bool left = device_test::add("small", "the same bits whatever is left to kernels beside", [] {
+  constexpr experts_shape s{256, 128, 16, 3, true, weight_format::nvfp4};
+  if constexpr (moe::has_wide_experts(s)) {
+    NIBBLE_GOOD((moe::prepare_experts_many<s>()));
+    const model<s> model(5);
+    constexpr int all = default_device.multiprocessors;
+    for (const int few : {1, 4, all / 2, all - 20, all - 1, all, 1000})
+      check_many<s>(model, 170, leaving(few, [](const auto& p, const auto& o) {
+                      return moe::launch_experts_wide<s, 64>(p, o);
+                    }));
+  }
+});
 
 const bool refused = device_test::add("small", "launches that break the contract are refused", [] {
   constexpr experts_shape s{128, 48, 16, 2, true, weight_format::nvfp4};

@@ -36,7 +36,41 @@ bool many(const char* name, const char* group = "gemm") {
     }
   });
 }
+/// Persistent grids that leave multiprocessors to a kernel beside them, more than there are among the values:
+/// the bits of a grid that leaves none.
+template <resident_layout Layout, class Epilogue, int Tokens = 300>
+bool leaving(const char* name) {
+  static_assert(has_wide_gemm(Layout) || !has_wgmma || default_device.architecture != 90);
+  return device_test::add("left", name, [] {
+    if constexpr (has_wide_gemm(Layout)) {
+      constexpr int all = default_device.multiprocessors;
+      std::vector<int> left = {0, 1, 4, all - 20, all - 5, all - 1, all, 1000};
+      if (device_test::quick()) left = {0, all - 5, 1000};
+      NIBBLE_GOOD((prepare_gemm<Layout, Epilogue>()));
+      const auto check = [&](const std::vector<int>& tokens, auto launch, std::uint64_t seed) {
+        std::size_t at = 0;  // check_layout launches twice for each count and compares with the first
+        const auto leaves = [&](auto p, int m, launch_options o) {
+          o.left_multiprocessors = left[at++ / 2];
+          return launch(p, m, o);
+        };
+        device_test::check_layout<Layout, Epilogue>(tokens, 0, leaves, seed);
+        NIBBLE_CHECK(at == 2 * left.size());
+      };
+      const std::vector<int> wide(left.size(), Tokens), narrow(left.size(), 130);
+      check(
+          wide, [](auto p, int m, const auto& o) { return launch_gemm<Layout, Epilogue>(p, m, o); }, 71);
+      check(
+          narrow, [](auto p, int m, const auto& o) { return launch_gemm_wide<Layout, 1>(p, m, o); }, 72);
+      check(
+          wide, [](auto p, int m, const auto& o) { return launch_gemm_wide<Layout, 2>(p, m, o); }, 73);
+    }
+  });
+}
 const bool registered[] = {
+    leaving<resident_layout{matrix(2048, 512, f4)}, store<bf>>("nvfp4"),
+    leaving<resident_layout{fused(2048, f4, 512, 512), row_order::gate_up}, swiglu>("nvfp4, swiglu"),
+    leaving<resident_layout{fused(2048, f8, 8192, 512, 512)}, store<bf>, 130>("fp8, many row tiles"),
+    leaving<resident_layout{matrix(257, 1024, b16)}, store<float>>("bf16"),
     many<resident_layout{matrix(2048, 512, f4)}, store<bf>>("nvfp4"),
     many<resident_layout{fused(464, f4, 33, 50)}, store<float>>("nvfp4, ragged, two segments"),
     many<resident_layout{fused(2048, f4, 512, 512), row_order::gate_up}, swiglu>("nvfp4, swiglu"),

@@ -142,9 +142,27 @@ void together(int locked_experts) {
   NIBBLE_CHECK(*std::max_element(saved.begin(), saved.end()) > moe::worth_least);
 }
 
-/// A layer ahead in captured steps: after replays with routes that guesses foresee, foresee in part or do
-/// not, the tables are the host's, and every slot holds the bytes of the expert that they name.
+/// Stands for a layer's products: every block takes one of the experts that the layer asks for and counts it
+/// as wrong unless all of its bytes are in the slot that the tables name.
+__global__ void use_experts(const std::int32_t* ids, const std::int32_t* slot_of, const std::uint32_t* store,
+                            const std::uint32_t* slots, int words, unsigned* wrong) {
+  device::wait_for_previous_grid();
+  device::let_next_grid_start();
+  const int id = ids[blockIdx.x], slot = slot_of[id];
+  bool good = slot >= 0;
+  for (int i = static_cast<int>(threadIdx.x); good && i < words; i += static_cast<int>(blockDim.x))
+    good = store[static_cast<std::ptrdiff_t>(id) * words + i] ==
+           slots[static_cast<std::ptrdiff_t>(slot) * words + i];
+  if (!good) atomicAdd(wrong, 1u);
+}
+
+/// A layer ahead in captured steps, several of them behind each other, of more layers than guesses are under
+/// way: whatever guesses foresee, foresee in part or do not, each layer finds its experts' bytes when it
+/// computes, the tables are the host's in the end, and every slot holds the expert that they name. Chained as
+/// a server's steps are: only what waits for demand and guesses, the layer's product, is launched plainly, so
+/// a layer's placement and demand begin early beside the guesses for it.
 void ahead() {
+  constexpr moe::residency_shape shape{6, 16, 2};
   device_test::prepare_kernels<moe::beside_fetch_family>();
   constexpr std::size_t slot_bytes = 128 * 133;
   const auto store = make_store(shape.total(), slot_bytes, UINT64_MAX);
@@ -165,26 +183,34 @@ void ahead() {
           host.warm(std::vector<std::uint32_t>(static_cast<std::size_t>(shape.total()), moe::worth_never)));
       const auto each = static_cast<std::size_t>(rows * shape.top_k);
       const buffer<std::int32_t> ids(each * shape.layers), likely(each * shape.layers);
-      const auto step = [&](bool captured) {
+      const buffer<unsigned> wrong_uses(std::vector<unsigned>(1, 0u));
+      const auto step = [&] {
         for (int layer = 0; layer < shape.layers; ++layer) {
-          // Here nothing is between a layer's fetch and the next placement, which so is behind two kernels.
-          const bool behind_one = layer == 0 || !offload.joins(layer - 1);
-          const launch_options how{device_test::stream(),
-                                   captured && behind_one ? device_test::chained : launch_chain::plain};
+          const launch_options how{device_test::stream(), device_test::chained};
           const std::size_t at = static_cast<std::size_t>(layer) * each;
           NIBBLE_GOOD(offload.bring_ahead(layer, ids.data() + at, rows, place_mode::decode,
                                           {likely.data() + at, limit, side}, how, family));
+          const auto v = offload.tables();
+          const launch_options product{device_test::stream(),
+                                       offload.joins(layer) ? launch_chain::plain : device_test::chained};
+          NIBBLE_GOOD(
+              launch(&use_experts, dim3(static_cast<unsigned>(each)), 128, 0, product, "use_experts",
+                     ids.data() + at, v.slot_of + layer * shape.experts,
+                     reinterpret_cast<const std::uint32_t*>(store->data() + static_cast<std::size_t>(layer) *
+                                                                                shape.experts * slot_bytes),
+                     reinterpret_cast<const std::uint32_t*>(memory.data()), static_cast<int>(slot_bytes / 4),
+                     wrong_uses.data()));
         }
       };
       cudaGraph_t graph = nullptr;
       cudaGraphExec_t exec = nullptr;
       NIBBLE_CUDA_CHECK(cudaStreamBeginCapture(device_test::stream(), cudaStreamCaptureModeThreadLocal));
-      step(true);
+      step();
       NIBBLE_CUDA_CHECK(cudaStreamEndCapture(device_test::stream(), &graph));
       NIBBLE_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
       NIBBLE_CUDA_CHECK(cudaGraphDestroy(graph));
       std::mt19937 random(static_cast<unsigned>(rows * 10 + limit));
-      for (int i = 0; i < 200; ++i) {
+      for (int i = 0; i < 300; ++i) {
         std::vector<std::int32_t> named(ids.size()), guessed(ids.size());
         for (auto& id : named) id = static_cast<int>(random() % static_cast<unsigned>(shape.experts));
         for (std::size_t at = 0; at < named.size(); ++at) {
@@ -197,7 +223,7 @@ void ahead() {
         NIBBLE_CUDA_CHECK(cudaMemcpyAsync(likely.data(), guessed.data(), ids.bytes(), cudaMemcpyHostToDevice,
                                           device_test::stream()));
         if (i % 10 == 9)
-          step(false);  // as a step that is not captured
+          step();  // as a step that is not captured
         else
           NIBBLE_CUDA_CHECK(cudaGraphLaunch(exec, device_test::stream()));
         std::vector<moe::fetch_entry> coming;
@@ -210,6 +236,7 @@ void ahead() {
           q.ahead_ids = std::span<const std::int32_t>(guessed).subspan(at, each);
           coming = host.place(q).ahead;
         }
+        if (i % 5 != 4) continue;  // up to five steps are under way
         NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
         NIBBLE_CUDA_CHECK(cudaStreamSynchronize(side));
         const auto v = offload.tables();
@@ -225,6 +252,7 @@ void ahead() {
         }
         NIBBLE_CHECK(other == 0);
         NIBBLE_CHECK(wrong == 0);
+        NIBBLE_CHECK(wrong_uses.read()[0] == 0);
         if (other + wrong != 0) break;
       }
       moe::residency_counts counts;

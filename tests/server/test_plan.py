@@ -86,6 +86,27 @@ class Plan(unittest.TestCase):
                 arguments = [word for pair in kept for word in pair] + change
                 self.assertEqual(run("plan", LARGE, "--vram", size, *arguments)[0], 0, (size, change))
 
+    def test_refusals_are_json_too(self):
+        """With --json every refusal is one object, and each of its proposals can be taken as it stands."""
+        for size, wishes in (("3GiB", ()), ("12GiB", ("--expert-slots", "99999")), ("12GiB", ("--context", "300000")),
+                             ("12GiB", ("--expert-slots", "20", "--max-running", "16")),
+                             ("12GiB", ("--kv-bytes", "50MB", "--context", "65536")), ("12GiB", ("--expert-slots", "6000", "--kv-bytes", "4GiB")),
+                             ("6GiB", ("--context", "262144", "--max-running", "200")), ("1GiB", ("--context", "300000"))):
+            with self.subTest(size=size, wishes=wishes):
+                code, out, err = run("plan", LARGE, "--vram", size, *wishes, "--json")
+                self.assertEqual((code, err), (2, ""))
+                self.assertEqual(out.count("\n"), 1)
+                refusal = json.loads(out)
+                told = run("plan", LARGE, "--vram", size, *wishes)
+                self.assertEqual((told[0], told[1], told[2]), (2, "", "qwen3-moe: " + refusal["refused"] + "\n"))
+                self.assertEqual(refusal["missing_bytes"] is None, refusal["lines"] is None)
+                self.assertEqual(bool(refusal["proposals"]), (size, wishes) != ("1GiB", ("--context", "300000")), refusal)
+                for proposal in refusal["proposals"]:
+                    self.assertTrue(proposal["text"])
+                    options = {"--vram": size} | dict(zip(wishes[::2], wishes[1::2])) | proposal["options"]
+                    words = [word for name, value in options.items() if value is not None for word in (name, value)]
+                    self.assertEqual(run("plan", LARGE, *words)[0], 0, (proposal, words))
+
     def test_what_a_wish_takes_is_told(self):
         code, out, err = run("plan", LARGE, "--vram", "12GiB", "--kv-bytes", "50MB")
         self.assertEqual(code, 0, err)

@@ -93,8 +93,8 @@ class cuda_backend {
   cudaStream_t side = nullptr;            ///< a second stream to fetch on
   /// Experts of the next layer that small steps may fetch ahead; 0: none. Needs what follows.
   int ahead_limit = 0;
-  std::array<router_ahead, static_cast<std::size_t>(c.layers)> routers{};
-  router_ahead_rows ahead{};
+  /// The next layer's router as a layer applies it to at most most_ahead_rows rows; none for the last layer.
+  std::array<nibble::router_operands, static_cast<std::size_t>(c.layers)> next_routers{};
   /// What a benchmark does to a layer's routing, so that it follows a trace.
   router_hook after_router = nullptr;
   void* after_router_self = nullptr;
@@ -250,7 +250,6 @@ class cuda_backend {
 
   template <class Experts, class Norm>
   void mix_experts(const Experts& op, layer_place place, const Norm& norm, device_rows& sum) {
-    const bool last = place.layer + 1 == c.layers, guesses = looks_ahead() && !last;
     launch<typename families::router>("router", [&](nibble::router_params& p) {
       p.rows = rows_;
       p.hidden = sum.data, p.ldh = sum.columns, p.ldn = sum.columns;
@@ -262,15 +261,15 @@ class cuda_backend {
       p.normed = normed_, p.ids = expert_ids_, p.weights = expert_weights_,
       p.shared_weights = shared_weights_;
       p.workspace = router_workspace_;
-      if (guesses)
-        p.beside = next_router(place.layer, ahead);
-      else if (streams_ahead() && !last)
-        p.beside = next_router(place.layer, many_ahead());
+      if (looks_ahead())
+        p.beside = next_router(place.layer);
+      else if (streams_ahead())
+        p.beside = next_router_of_many(place.layer);
     });
     if (after_router != nullptr)
       run("after router", [&] {
-        return after_router(after_router_self, place.layer, expert_ids_, guesses ? ahead.ids : nullptr, rows_,
-                            options_);
+        return after_router(after_router_self, place.layer, expert_ids_,
+                            looks_ahead() ? next_router(place.layer).ids : nullptr, rows_, options_);
       });
     if constexpr (families::separate_shared) {
       const auto& expert = op.shared.shared_expert;
@@ -335,20 +334,13 @@ class cuda_backend {
     else
       return false;
   }
-  [[nodiscard]] router_ahead_rows many_ahead() const {
-    return rows_in_projected<Config::value>(qkv.data, rows_, ahead.workspace);
-  }
   /// The router of the layer behind `layer`, on the residual stream as it is before the experts of this one.
-  [[nodiscard]] nibble::router_operands next_router(int layer, const router_ahead_rows& to) const {
-    const router_ahead& next = routers[static_cast<std::size_t>(layer) + 1];
-    return {.norm = next.norm,
-            .weight = next.weight,
-            .gate = next.gate,
-            .normed = to.normed,
-            .ids = to.ids,
-            .weights = to.weights,
-            .shared_weights = to.shared_weights,
-            .workspace = to.workspace};
+  [[nodiscard]] const nibble::router_operands& next_router(int layer) const {
+    return next_routers[static_cast<std::size_t>(layer)];
+  }
+  /// The same for a step of any number of rows.
+  [[nodiscard]] nibble::router_operands next_router_of_many(int layer) const {
+    return results_in_projected<Config::value>(next_router(layer), qkv.data, rows_);
   }
   /// Makes the experts that `count` rows from `first` on have chosen resident.
   void bring_experts(layer_place place, const device_rows& sum, int first, int count) {
@@ -360,13 +352,14 @@ class cuda_backend {
         const auto share = host_share(sum, first);
         if (looks_ahead())
           return offload->bring_ahead(
-              place.layer, ids, count, mode, {ahead.ids, ahead_limit, side}, options_,
+              place.layer, ids, count, mode, {next_router(place.layer).ids, ahead_limit, side}, options_,
               []<class Family>(std::type_identity<Family>, const auto& p, const nibble::launch_options& how) {
                 return launcher::template launch<Family>(p, how);
               },
               &share);
         if (streams_ahead())
-          return offload->bring_streaming(place.layer, ids, count, options_, side, many_ahead().ids);
+          return offload->bring_streaming(place.layer, ids, count, options_, side,
+                                          next_router_of_many(place.layer).ids);
         if (streams_layers(count)) return offload->bring_streaming(place.layer, ids, count, options_, side);
         return offload->bring(
             place.layer, ids, count, mode,

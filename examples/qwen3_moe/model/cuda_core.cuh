@@ -74,9 +74,7 @@ class cuda_core {
   }
 
   [[nodiscard]] nibble::memory_model memory() const {
-    nibble::memory_model m = device_memory_model(c, max_positions_, Kv, Device);
-    m.expert_map_bytes = std::min(m.expert_map_bytes, map_bytes_of(source_.keeping.lock_limit_bytes));
-    return m;
+    return device_memory_model(c, max_positions_, Kv, source_.keeping, Device);
   }
 
   /// Every distinct projection and the head once, on scratch that is given back.
@@ -202,7 +200,7 @@ class cuda_core {
     backend_ = backend_type(sizes_, workspace_.data(), stream_);
     backend_.kv_pages = kv_pages_.base();
     backend_.states = states_.data();
-    take_experts(slots);
+    context.measure(ledger_line::expert_slots, [&] { take_experts(slots); });
     send_frequencies();
     pad_step();
   }
@@ -233,29 +231,23 @@ class cuda_core {
   /// What steps that look ahead need, where that is asked for.
   void look_ahead() {
     static_assert(most_ahead == nibble::moe::most_ahead);
-    backend_.ahead_limit = std::clamp(source_.keeping.ahead.value_or(usual_ahead(Device)), 0, most_ahead);
+    backend_.ahead_limit = source_.keeping.ahead_on(Device);
     if (backend_.ahead_limit == 0) return;
-    constexpr auto rows = static_cast<std::size_t>(nibble::moe::most_ahead_rows);
-    constexpr auto top_k = static_cast<std::size_t>(c.experts_per_token);
-    const auto up = [](std::size_t bytes) { return (bytes + 255) / 256 * 256; };
-    const std::size_t normed = up(2 * rows * static_cast<std::size_t>(c.hidden_size)),
-                      ids = up(4 * rows * top_k), shared = up(4 * rows),
-                      workspace = nibble::router_workspace_bytes(router_shape_of(c));
-    ahead_ = nibble::device_memory(normed + 2 * ids + shared + workspace);
+    constexpr router_ahead_workspace w = router_ahead_workspace_of(c);
+    ahead_ = nibble::device_memory(w.bytes);
     zero(ahead_.data(), ahead_.bytes());
-    std::byte* at = ahead_.data();
-    const auto take = [&at]<class T>(T*& pointer, std::size_t bytes) {
-      pointer = reinterpret_cast<T*>(at);
-      at += bytes;
+    const auto at = [this]<class T>(T*& pointer, std::uint64_t offset) {
+      pointer = reinterpret_cast<T*>(ahead_.data() + offset);
     };
-    take(backend_.ahead.normed, normed);
-    take(backend_.ahead.ids, ids);
-    take(backend_.ahead.weights, ids);
-    take(backend_.ahead.shared_weights, shared);
-    take(backend_.ahead.workspace, workspace);
-    for (int i = 0; i < c.layers; ++i)
+    nibble::router_operands results;
+    at(results.normed, w.normed);
+    at(results.ids, w.ids);
+    at(results.weights, w.weights);
+    at(results.shared_weights, w.shared_weights);
+    at(results.workspace, w.router);
+    for (int i = 1; i < c.layers; ++i)
       lm_.model.layers.visit(i, [&](const auto& layer) {
-        auto& router = backend_.routers[static_cast<std::size_t>(i)];
+        auto& router = backend_.next_routers[static_cast<std::size_t>(i) - 1] = results;
         router.weight = reinterpret_cast<const __nv_bfloat16*>(layer.mlp.router.segments[0].weight);
         router.norm = layer.post_attention_layernorm.weight.data;
         if constexpr (std::remove_cvref_t<decltype(layer.mlp)>::has_shared)

@@ -3,9 +3,13 @@
 /// A model's bytes on a device for the planner, from its configuration: no checkpoint, no device needed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "model/device_workspace.hpp"
+#include "model/expert_keeping.hpp"
+#include "nibble/moe/expert_store.hpp"
+#include "nibble/moe/residency_types.hpp"
 #include "nibble/plan/memory_model.hpp"
 
 namespace qwen3_moe {
@@ -57,12 +61,21 @@ inline constexpr std::uint64_t kernel_bytes_estimate = std::uint64_t{16} << 20;
 /// Room for one captured decode step: four of them took 2 MiB together.
 inline constexpr std::uint64_t graph_bytes_estimate = std::uint64_t{4} << 20;
 
-/// What the device takes to address page-locked host memory: 8 bytes for a page of 4 KiB. (An H200 took
-/// 38 MiB for 16.9 GiB, the tables of resident experts among them; this is 34.)
-[[nodiscard]] constexpr std::uint64_t map_bytes_of(std::uint64_t locked_bytes) { return locked_bytes / 512; }
+/// Tables of which experts are in so many slots, and the buffers of what is done about the others: the router
+/// of the next layer, the CPU's share. Together one block of small allocations.
+[[nodiscard]] inline std::uint64_t fetching_table_bytes_of(const model_config& c,
+                                                           const expert_keeping& keeping, std::uint64_t slots,
+                                                           nibble::device_class device) {
+  const nibble::moe::residency_shape shape{c.layers, c.experts, c.experts_per_token};
+  std::uint64_t bytes = nibble::moe::residency_layout_of(shape, static_cast<int>(slots)).bytes;
+  if (keeping.ahead_on(device) > 0) bytes += router_ahead_workspace_of(c).bytes;
+  if (keeping.cpu != cpu_share::off) bytes += 4 * nibble::moe::host_split_words;
+  return bytes;
+}
 
+/// \param keeping of the experts, where not all fit
 [[nodiscard]] inline nibble::memory_model device_memory_model(
-    const model_config& config, int max_positions, nibble::kv_format kv,
+    const model_config& config, int max_positions, nibble::kv_format kv, const expert_keeping& keeping = {},
     nibble::device_class device = nibble::default_device) {
   nibble::memory_model m;
   m.weight_bytes = dense_device_bytes_of(config) + expert_table_bytes_of(config);
@@ -82,7 +95,11 @@ inline constexpr std::uint64_t graph_bytes_estimate = std::uint64_t{4} << 20;
   m.experts = static_cast<std::uint64_t>(expert_count(config));
   m.layer_experts = static_cast<std::uint64_t>(config.experts);
   m.experts_per_token = static_cast<std::uint64_t>(config.experts_per_token);
-  m.expert_map_bytes = map_bytes_of(m.experts * m.expert_slot_bytes);
+  m.expert_map_bytes =
+      nibble::moe::page_table_bytes_of(std::min(m.experts * m.expert_slot_bytes, keeping.lock_limit_bytes));
+  m.expert_table_bytes = [config, keeping, device](std::uint64_t slots) {
+    return fetching_table_bytes_of(config, keeping, slots, device);
+  };
   m.all_experts_stay = true;  // host memory has them only where not all have slots
   return m;
 }

@@ -15,6 +15,7 @@
 #include "nibble/kernels/router_types.hpp"
 #include "nibble/kernels/sampling_types.hpp"
 #include "nibble/moe/experts_workspace.hpp"
+#include "nibble/moe/residency_types.hpp"
 
 namespace qwen3_moe {
 
@@ -89,6 +90,27 @@ struct device_workspace {
   std::uint64_t experts_bytes;  ///< of the experts' part
   std::uint64_t bytes;
 };
+
+/// Offsets of the same kind, for what the next layer's router writes beside a layer's own. Zeroed once.
+struct router_ahead_workspace {
+  std::uint64_t normed, ids, weights, shared_weights, router;
+  std::uint64_t bytes;
+};
+[[nodiscard]] constexpr router_ahead_workspace router_ahead_workspace_of(const model_config& c) {
+  router_ahead_workspace w{};
+  const auto take = [&w](std::uint64_t bytes) {
+    const std::uint64_t at = w.bytes;
+    w.bytes = (at + bytes + 255) / 256 * 256;
+    return at;
+  };
+  constexpr std::uint64_t rows = nibble::moe::most_ahead_rows;
+  w.normed = take(2 * rows * static_cast<unsigned>(c.hidden_size));
+  w.ids = take(4 * rows * static_cast<unsigned>(c.experts_per_token));
+  w.weights = take(4 * rows * static_cast<unsigned>(c.experts_per_token));
+  w.shared_weights = take(4 * rows);
+  w.router = take(nibble::router_workspace_bytes(router_shape_of(c)));
+  return w;
+}
 
 /// Biased tokens that a slot's draws can have on the device.
 inline constexpr int most_device_biases = 512;

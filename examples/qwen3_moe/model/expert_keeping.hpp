@@ -3,6 +3,7 @@
 /// How the experts of a model that does not fit are kept: what the options say.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -42,6 +43,10 @@ struct expert_keeping {
   /// would choose of the rows as they are: 0 … 4. Other than 0: prompts fetch all that it would choose.
   /// Nothing: usual_ahead.
   std::optional<int> ahead;
+  /// What `ahead` comes to on a device.
+  [[nodiscard]] int ahead_on(nibble::device_class device) const {
+    return std::clamp(ahead.value_or(usual_ahead(device)), 0, most_ahead);
+  }
   /// For tests: called on a host thread before an expert that is not page-locked is read; what it throws
   /// fails the step.
   std::function<void(int number)> before_read;

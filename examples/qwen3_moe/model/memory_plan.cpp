@@ -91,21 +91,21 @@ nibble::plan_request plan_request_of(const load_options& options) {
   return r;
 }
 
-paper_model find_paper_model(const std::string& model, nibble::kv_format kv,
+paper_model find_paper_model(const std::string& model, nibble::kv_format kv, const expert_keeping& keeping,
                              std::span<const compiled_model> models) {
   found_model found = find_model_named(model, models);
   if (const auto refusal = device_refusal(found.config); !refusal.empty())
     throw nibble::format_error(
         model +
         ": the GPU kernels do not run this model, so it needs no GPU memory: " + std::string(refusal));
-  return {found.config, device_memory_model(found.config, found.max_positions, kv),
+  return {found.config, device_memory_model(found.config, found.max_positions, kv, keeping),
           std::move(found.warnings)};
 }
 
 paper_plan plan_on_paper(const std::string& model, std::uint64_t vram_bytes, const load_options& options,
                          std::span<const compiled_model> models) {
-  paper_model found =
-      find_paper_model(model, options.cuda.kv_fp8 ? nibble::kv_format::fp8 : nibble::kv_format::bf16, models);
+  paper_model found = find_paper_model(
+      model, options.cuda.kv_fp8 ? nibble::kv_format::fp8 : nibble::kv_format::bf16, options.experts, models);
   nibble::machine_memory machine;
   machine.total_bytes = vram_bytes;
   machine.context_bytes = usual_context_bytes;
@@ -157,6 +157,9 @@ std::string paper_plan::json() const {
   out["state_slot_bytes"] = bytes.state_slot_bytes;
   out["expert_slots"] = plan.expert_slots;
   out["expert_slot_bytes"] = bytes.expert_slot_bytes;
+  out["expert_table_bytes"] = plan.expert_slots < bytes.experts && bytes.expert_table_bytes
+                                  ? bytes.expert_table_bytes(plan.expert_slots)
+                                  : 0;
   out["expert_map_bytes"] = bytes.expert_map_bytes;
   out["experts"] = bytes.experts;
   out["captured_sizes"] = json::array(plan.captured_sizes.begin(), plan.captured_sizes.end());
@@ -166,16 +169,73 @@ std::string paper_plan::json() const {
   return json::serialize(out);
 }
 
-std::string refusal_json(const std::string& model, std::uint64_t vram_bytes,
-                         const nibble::plan_refused& refused) {
-  namespace json = boost::json;
-  json::object out;
+namespace {
+
+boost::json::value option_value(const nibble::wish_change& change) {
+  if (!change.value) return nullptr;
+  return boost::json::string(std::to_string(*change.value));
+}
+/// What to put beside `plan MODEL`; by the request's name where there is no option.
+std::string option_name(nibble::wish what) {
+  switch (what) {
+    case nibble::wish::context_tokens:
+      return "--context";
+    case nibble::wish::max_running:
+      return "--max-running";
+    case nibble::wish::expert_slots:
+      return "--expert-slots";
+    case nibble::wish::kv_bytes:
+      return "--kv-bytes";
+    case nibble::wish::vram_limit_bytes:
+      return "--vram-limit";
+    case nibble::wish::more_memory_bytes:
+      return "--vram";
+    case nibble::wish::step_tokens:
+      return "step_tokens";
+    case nibble::wish::state_snapshots:
+      return "state_snapshots";
+  }
+  return "";
+}
+boost::json::array proposals_json(const std::vector<nibble::plan_proposal>& proposals,
+                                  std::uint64_t vram_bytes) {
+  boost::json::array out;
+  for (const auto& proposal : proposals) {
+    boost::json::object options;
+    for (auto change : proposal.changes) {
+      if (change.what == nibble::wish::more_memory_bytes)
+        change.value = nibble::saturating_add(vram_bytes, change.value.value_or(0));
+      options[option_name(change.what)] = option_value(change);
+    }
+    out.push_back({{"text", proposal.text}, {"options", std::move(options)}});
+  }
+  return out;
+}
+template <class Refusal>
+boost::json::object refusal_object(const std::string& model, std::uint64_t vram_bytes,
+                                   const Refusal& refused) {
+  boost::json::object out;
   out["model"] = model;
   out["vram_bytes"] = vram_bytes;
   out["refused"] = refused.what();
+  out["proposals"] = proposals_json(refused.proposals(), vram_bytes);
+  out["missing_bytes"] = nullptr;
+  out["lines"] = nullptr;
+  return out;
+}
+
+}  // namespace
+
+std::string refusal_json(const std::string& model, std::uint64_t vram_bytes,
+                         const nibble::plan_refused& refused) {
+  auto out = refusal_object(model, vram_bytes, refused);
   out["missing_bytes"] = refused.missing_bytes();
-  out["lines"] = json::parse(refused.lines().json_rows());
-  return json::serialize(out);
+  out["lines"] = boost::json::parse(refused.lines().json_rows());
+  return boost::json::serialize(out);
+}
+std::string refusal_json(const std::string& model, std::uint64_t vram_bytes,
+                         const nibble::wish_refused& refused) {
+  return boost::json::serialize(refusal_object(model, vram_bytes, refused));
 }
 
 }  // namespace qwen3_moe

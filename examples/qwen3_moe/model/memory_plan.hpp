@@ -44,6 +44,7 @@ struct paper_model {
 /// \param model a checkpoint's folder, a config.json, or the name of a compiled model
 /// Reads headers and configurations, no weights. Throws nibble::format_error.
 [[nodiscard]] paper_model find_paper_model(const std::string& model, nibble::kv_format kv,
+                                           const expert_keeping& keeping = {},
                                            std::span<const compiled_model> models = compiled_models());
 
 /// The plan of a card of `vram_bytes` that nobody else uses. Throws nibble::plan_refused, which shows the
@@ -52,8 +53,12 @@ struct paper_model {
                                        const load_options& options,
                                        std::span<const compiled_model> models = compiled_models());
 
-/// A refusal as the JSON object that `plan --json` writes.
+/// A refusal as the JSON object that `plan --json` writes: the text as `refused`; as `missing_bytes` and
+/// `lines` what there is too little of, null where a wish cannot be with any memory; as `proposals`, any one
+/// of which would fit, each with its `text` and the `options` to give instead, null for one to leave out.
 [[nodiscard]] std::string refusal_json(const std::string& model, std::uint64_t vram_bytes,
                                        const nibble::plan_refused& refused);
+[[nodiscard]] std::string refusal_json(const std::string& model, std::uint64_t vram_bytes,
+                                       const nibble::wish_refused& refused);
 
 }  // namespace qwen3_moe

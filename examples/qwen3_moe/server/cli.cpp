@@ -344,6 +344,10 @@ int plan(const plan_options& options) {
     else
       std::fprintf(stderr, "qwen3-moe: %s\n", refused.what());  // a table: the one fault of several lines
     return exit_usage;
+  } catch (const nibble::wish_refused& refused) {
+    if (!options.json) throw;  // like any other use that is wrong
+    std::printf("%s\n", refusal_json(options.model, options.vram_bytes, refused).c_str());
+    return exit_usage;
   }
 }
 

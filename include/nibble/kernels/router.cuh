@@ -78,7 +78,7 @@ struct router_family {
       return s.ok() ? launch_prefill(beside_alone(p), options) : s;
     }
     if constexpr (has_prefill)
-      return launch_two(p, options);
+      return launch_norm_and_choice(p, options);
     else
       return launch_turns(p, options);
   }
@@ -97,6 +97,7 @@ struct router_family {
     p.beside = {};
     return p;
   }
+  /// The kernels for few rows, as often as the rows need it.
   static status launch_turns(params p, const launch_options& options) {
     status s;
     for (int left = p.rows; left > 0 && s.ok(); left -= p.rows) {
@@ -109,7 +110,8 @@ struct router_family {
     }
     return s;
   }
-  static status launch_two(const params& p, const launch_options& options) {
+  /// Two kernels: the norm, then the rest.
+  static status launch_norm_and_choice(const params& p, const launch_options& options) {
     rms_norm_params n;
     n.rows = p.rows, n.x = p.hidden, n.ldx = p.ldh, n.weight = p.norm, n.zero_centred = p.zero_centred;
     n.eps = p.eps, n.y = p.normed, n.ldy = p.ldn;

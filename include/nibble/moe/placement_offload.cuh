@@ -78,7 +78,7 @@ class expert_offload {
   void share_with_host(std::unique_ptr<host_experts_server> server, std::span<const std::int32_t> fetch_of) {
     if (fetch_of.size() != most_split_misses + 1)
       throw error("expert offload: the split of misses has another length");
-    std::vector<std::int32_t> words(256, 0);
+    std::vector<std::int32_t> words(host_split_words, 0);
     std::copy(fetch_of.begin(), fetch_of.end(), words.begin());
     split_ = device_memory(4 * words.size());
     copy_to_device(split_.data(), words.data(), 4 * words.size());
@@ -323,7 +323,7 @@ class expert_offload {
     return launch(std::type_identity<host_question_family>{}, host_params(p.layer, p.ids, rows, *share));
   }
   [[nodiscard]] std::int32_t* host_list() const {
-    return split_.template as<std::int32_t>() + (most_split_misses + 1 + 63) / 64 * 64;
+    return split_.template as<std::int32_t>() + host_list_word;
   }
   [[nodiscard]] host_experts_params host_params(int layer, const std::int32_t* ids, int rows,
                                                 const host_share& share) const {

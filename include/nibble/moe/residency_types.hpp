@@ -186,6 +186,11 @@ struct residency_policy {
 /// More misses of one layer than this are all fetched.
 inline constexpr int most_split_misses = 32;
 
+/// Where the CPU takes a share: how many of so many misses are fetched, and behind it the list of those that
+/// the CPU computes. Offset and length in words of 4 bytes.
+inline constexpr std::size_t host_list_word = (most_split_misses + 1 + 63) / 64 * 64;
+inline constexpr std::size_t host_split_words = host_list_word + (4 + most_split_misses + 63) / 64 * 64;
+
 /// Slots with which a decode step of `rows` rows may look ahead: what a layer and the next one ask for,
 /// guesses that are coming and new ones have room beside each other, so that guesses never take what is
 /// demanded.

@@ -48,8 +48,7 @@ class plan_costs {
   }
   [[nodiscard]] std::uint64_t floor_pages(const plan_levels& at) const {
     if (model_.kv_page_bytes == 0) return 1;
-    return std::max(divide_up(at.context, u(model_.page_tokens)) + (at.running - 1), request_.pinned_pages) +
-           dummies();
+    return std::max(divide_up(at.context, u(model_.page_tokens)) + shared_pages(at), request_.pinned_pages);
   }
   [[nodiscard]] std::uint64_t pages_of(const plan_levels& at) const {
     return at.pages != 0 ? at.pages : floor_pages(at);
@@ -78,10 +77,14 @@ class plan_costs {
   [[nodiscard]] std::uint64_t map_of(std::uint64_t slots) const {
     return slots < experts() ? model_.expert_map_bytes : 0;
   }
+  [[nodiscard]] std::uint64_t tables_of(std::uint64_t slots) const {
+    return slots < experts() && model_.expert_table_bytes ? model_.expert_table_bytes(slots) : 0;
+  }
   [[nodiscard]] std::uint64_t expert_bytes_of(std::uint64_t slots) const {
     const std::uint64_t granule = request_.granule_bytes;
     return saturating_add(saturating_align(saturating_multiply(slots, model_.expert_slot_bytes), granule),
-                          saturating_align(map_of(slots), granule));
+                          saturating_add(saturating_align(tables_of(slots), granule),
+                                         saturating_align(map_of(slots), granule)));
   }
   /// \param context that page tables are made for
   [[nodiscard]] std::uint64_t workspace_of(const plan_levels& at, std::uint64_t context) const {
@@ -116,12 +119,13 @@ class plan_costs {
                counted(pages, "page") + " of " + counted(u(model_.page_tokens), "token") + ", context " +
                    std::to_string(at.context));
     const std::uint64_t slots = slots_of(at);
-    const std::uint64_t map = map_of(slots);
+    const std::uint64_t tables = tables_of(slots), map = map_of(slots);
     lines.plan(ledger_line::expert_slots, expert_bytes_of(slots),
                experts() == 0
                    ? ""
                    : std::to_string(slots) + " of " + counted(experts(), "expert") + ", " +
                          bytes_text(model_.expert_slot_bytes) + " each" +
+                         (tables > 0 ? ", " + bytes_text(tables) + " of tables" : "") +
                          (map > 0 ? ", " + bytes_text(map) + " of page tables for host memory" : ""));
     return lines;
   }
@@ -142,7 +146,9 @@ class plan_costs {
     add(state_count(at), model_.state_slot_bytes);
     add(pages_of(at), model_.kv_page_bytes);
     add(slots_of(at), model_.expert_slot_bytes);
-    add(1, map_of(at.slots));  // the level itself, so that the sum falls with nothing but the slots
+    // The level itself decides, so that the sum falls with nothing but the slots.
+    add(1, map_of(at.slots));
+    if (at.slots < experts() && model_.expert_table_bytes) add(1, model_.expert_table_bytes(slots_of(at)));
     return sum;
   }
   [[nodiscard]] bool fits(const plan_levels& at) const {

@@ -44,6 +44,9 @@ struct memory_model {
   std::uint64_t experts_per_token = 0;  ///< chosen in one layer
   /// What the device takes to address page-locked experts in host memory, where not all have slots.
   std::uint64_t expert_map_bytes = 0;
+  /// What tables and buffers take, with so many slots that not all experts have one. Must not fall when slots
+  /// rise. Empty: nothing.
+  std::function<std::uint64_t(std::uint64_t slots)> expert_table_bytes;
   /// Whether experts that all have slots keep them when memory gets short: nothing else holds them then.
   bool all_experts_stay = false;
 };
@@ -87,10 +90,10 @@ struct plan_request {
   int most_captured_rows = 1024;    ///< larger batches run eagerly
 
   std::uint64_t granule_bytes = std::uint64_t{2} << 20;  ///< the device hands memory out in these
-  std::uint64_t pinned_pages = 0;                        ///< KV pages that hold something and must stay
-  std::optional<int> most_context_tokens;                ///< no longer context, whatever memory there is
-  std::optional<std::uint64_t> most_expert_slots;        ///< nor more slots
-  std::optional<std::uint64_t> most_kv_pages;            ///< nor more pages
+  std::uint64_t pinned_pages = 0;                  ///< KV pages 0 … n - 1 must stay, a dummy among them
+  std::optional<int> most_context_tokens;          ///< no longer context, whatever memory there is
+  std::optional<std::uint64_t> most_expert_slots;  ///< nor more slots
+  std::optional<std::uint64_t> most_kv_pages;      ///< nor more pages
 };
 
 /// How experts that are not resident reach the device during prefill.
@@ -119,24 +122,58 @@ struct memory_plan {
   static constexpr std::int32_t dummy_page = 0, dummy_slot = 0;
 };
 
+/// What a proposal changes: a number of plan_request by its name, or the memory there is.
+enum class wish : std::uint8_t {
+  context_tokens,
+  max_running,
+  step_tokens,
+  expert_slots,
+  kv_bytes,
+  state_snapshots,
+  vram_limit_bytes,
+  more_memory_bytes  ///< beyond what the machine has
+};
+struct wish_change {
+  wish what{};
+  std::optional<std::uint64_t> value;  ///< nothing: the wish is to be dropped
+};
+/// Changes with which, all of them made and all else as it was, a request that was refused would fit.
+struct plan_proposal {
+  std::string text;  ///< "--context 8192 --max-running 2"
+  std::vector<wish_change> changes;
+};
+
 /// A wish that no memory makes possible: more slots than experts, a context longer than the model's.
 class wish_refused : public format_error {
  public:
-  using format_error::format_error;
+  explicit wish_refused(const std::string& text, std::vector<plan_proposal> proposals = {})
+      : format_error(text), proposals_(std::move(proposals)) {}
+  /// Any one of them is enough. None: there are wishes that nothing changes.
+  [[nodiscard]] const std::vector<plan_proposal>& proposals() const { return proposals_; }
+
+ private:
+  std::vector<plan_proposal> proposals_;
 };
 
 /// The model, with what was wished for, does not fit. The text shows the arithmetic and what would fit.
 class plan_refused : public out_of_memory {
  public:
-  plan_refused(const std::string& text, ledger wanted, std::uint64_t missing)
-      : out_of_memory(text), lines_(std::move(wanted)), missing_bytes_(missing) {}
+  plan_refused(const std::string& text, ledger wanted, std::uint64_t missing,
+               std::vector<plan_proposal> proposals = {})
+      : out_of_memory(text),
+        lines_(std::move(wanted)),
+        missing_bytes_(missing),
+        proposals_(std::move(proposals)) {}
   [[nodiscard]] const ledger& lines() const { return lines_; }
   /// How much more memory the least plan needs; 0 when the device's readings make no sense.
   [[nodiscard]] std::uint64_t missing_bytes() const { return missing_bytes_; }
+  /// Any one of them is enough; those of the text.
+  [[nodiscard]] const std::vector<plan_proposal>& proposals() const { return proposals_; }
 
  private:
   ledger lines_;
   std::uint64_t missing_bytes_;
+  std::vector<plan_proposal> proposals_;
 };
 
 }  // namespace nibble

@@ -66,7 +66,23 @@ class planner {
 
   [[nodiscard]] bool feasible() const { return costs_.fits(least_); }
 
+  /// What to wish instead where a wish cannot be.
+  [[nodiscard]] static std::vector<plan_proposal> possible_wishes(const machine_memory& machine,
+                                                                  const memory_model& model,
+                                                                  const plan_request& request) {
+    if (request.granule_bytes == 0 || model.page_tokens < 1 || model.max_context_tokens < 1) return {};
+    const plan_budget budget(machine, request);
+    const plan_costs costs(machine, model, request, budget);
+    plan_levels at;
+    at.running = u(std::clamp(request.max_running.value_or(1), 1, most_running));
+    at.context = u(
+        std::clamp(request.context_tokens.value_or(request.least_context_tokens), 1, costs.context_limit()));
+    const alternatives others{machine, model};
+    return changes_that_fit(request, model, least_from(request, costs, at), others).found();
+  }
+
  private:
+  static constexpr int most_running = 1024;
   [[nodiscard]] static std::uint64_t u(int value) { return static_cast<std::uint64_t>(value); }
 
   [[noreturn]] void impossible(const std::string& text) const { throw wish_refused(text); }
@@ -88,7 +104,7 @@ class planner {
       impossible("a model needs a context and pages of at least one token");
     if (request_.context_tokens)
       check_range("--context", *request_.context_tokens, 1, model_.max_context_tokens);
-    if (request_.max_running) check_range("--max-running", *request_.max_running, 1, 1024);
+    if (request_.max_running) check_range("--max-running", *request_.max_running, 1, most_running);
     if (request_.step_tokens) check_range("step tokens", *request_.step_tokens, 1, 1 << 20);
     if (request_.state_snapshots < 0) impossible("a negative number of state snapshots");
     if (request_.expert_slots && *request_.expert_slots > costs_.experts())
@@ -100,7 +116,8 @@ class planner {
   void find_ranges() {
     const auto within = [&](int tokens) { return u(std::clamp(tokens, 1, costs_.context_limit())); };
     least_.running = u(request_.max_running.value_or(1));
-    target_.running = u(request_.max_running.value_or(std::clamp(request_.preferred_running, 1, 1024)));
+    target_.running =
+        u(request_.max_running.value_or(std::clamp(request_.preferred_running, 1, most_running)));
     target_.step_tokens = u(request_.step_tokens.value_or(std::max(1, request_.preferred_step_tokens)));
     least_.step_tokens = request_.step_tokens
                              ? target_.step_tokens
@@ -264,6 +281,11 @@ class planner {
     }
   };
 
+  [[nodiscard]] static least_wishes least_from(const plan_request& request, const plan_costs& costs,
+                                               const plan_levels& at) {
+    return {u(request.least_context_tokens), 1, u(request.least_step_tokens), costs.least_slots(at),
+            costs.floor_pages(at)};
+  }
   [[noreturn]] void refuse(const plan_levels& at) const {
     const std::uint64_t without_reserve = costs_.total_of(at) - budget_.reserve_bytes(),
                         total = plan_budget::least_for(without_reserve, request_),
@@ -287,26 +309,31 @@ class planner {
     if (machine_.resident_bytes > planned)
       text += "weights and kernels took " + bytes_text(machine_.resident_bytes) + ", " +
               bytes_text(machine_.resident_bytes - planned) + " more than planned\n";
-    const least_wishes least{u(request_.least_context_tokens), 1, u(request_.least_step_tokens),
-                             costs_.least_slots(at), costs_.floor_pages(at)};
     const alternatives others{machine_, model_};
-    const changes_that_fit changes(request_, model_, least, others);
-    const std::string budget = budget_that_fits(total);
-    if (changes.found().empty() && budget.empty())
+    const changes_that_fit changes(request_, model_, least_from(request_, costs_, at), others);
+    std::vector<plan_proposal> proposals = changes.found();
+    if (plan_proposal budget = budget_that_fits(total); !budget.changes.empty())
+      proposals.push_back(std::move(budget));
+    if (proposals.empty())
       throw plan_refused(text + "No memory is enough: the sum is more than 64 bits hold", lines, missing);
     text += "It would fit with any one of:";
-    for (const auto& change : changes.found()) text += "\n  " + change;
-    throw plan_refused(text + (budget.empty() ? "" : "\n  " + budget), lines, missing);
+    for (const auto& proposal : proposals) text += "\n  " + proposal.text;
+    throw plan_refused(text, lines, missing, std::move(proposals));
   }
-  /// What makes a budget of `total` bytes: memory, a higher limit, or both, rounded up; "": nothing does.
-  [[nodiscard]] std::string budget_that_fits(std::uint64_t total) const {
-    if (total == UINT64_MAX) return "";  // the sum overflowed
-    std::string text;
-    if (total > budget_.available_bytes())
-      text = mebibytes_at_least(total - budget_.available_bytes()) + " more memory";
+  /// What makes a budget of `total` bytes: memory, a higher limit, or both, rounded up to whole MiB; without
+  /// changes where nothing does.
+  [[nodiscard]] plan_proposal budget_that_fits(std::uint64_t total) const {
+    plan_proposal budget;
+    if (total == UINT64_MAX) return budget;  // the sum overflowed
+    const auto add = [&](wish what, std::uint64_t bytes, const std::string& text) {
+      budget.text += (budget.text.empty() ? "" : " and ") + text;
+      budget.changes.push_back({what, saturating_align(bytes, std::uint64_t{1} << 20)});
+    };
+    if (const std::uint64_t there = budget_.available_bytes(); total > there)
+      add(wish::more_memory_bytes, total - there, mebibytes_at_least(total - there) + " more memory");
     if (request_.vram_limit_bytes && *request_.vram_limit_bytes < total)
-      text += (text.empty() ? "" : " and ") + ("--vram-limit " + mebibytes_at_least(total));
-    return text;
+      add(wish::vram_limit_bytes, total, "--vram-limit " + mebibytes_at_least(total));
+    return budget;
   }
 
   const machine_memory& machine_;
@@ -322,9 +349,9 @@ class planner {
 }  // namespace detail
 
 /// The split for this machine, model and request. Throws wish_refused for a wish that cannot be, plan_refused
-/// with the ledger and what would fit.
+/// with the ledger; both with what would fit.
 [[nodiscard]] inline memory_plan plan_memory(const machine_memory& machine, const memory_model& model,
-                                             const plan_request& request) {
+                                             const plan_request& request) try {
   memory_plan plan = detail::planner(machine, model, request).plan();
   if (!detail::planner::wants_larger_steps(plan, request)) return plan;
   // The same wishes with larger steps, as long as few slots go for them: slots are what decode lives on.
@@ -340,6 +367,8 @@ class planner {
       return with;
   }
   return plan;
+} catch (const wish_refused& refused) {
+  throw wish_refused(refused.what(), detail::planner::possible_wishes(machine, model, request));
 }
 
 }  // namespace nibble

@@ -12,7 +12,7 @@ namespace nibble {
 
 /// A new split of expert slots and KV pages for an engine that runs. Sequences, step and reserve stay as
 /// `first`, its plan at start-up, had them; nothing grows past it. What the user asked for gives way here: an
-/// engine with less serves on, one without memory does not. The first `pages_in_use` pages are kept. Memory
+/// engine with less serves on, one without memory does not. Pages 0 … pages_in_use - 1 are kept. Memory
 /// is given up in the reverse of the order in which it is spent. Throws plan_refused when even the least does
 /// not fit.
 [[nodiscard]] inline memory_plan replan_memory(const machine_memory& machine, const memory_model& model,

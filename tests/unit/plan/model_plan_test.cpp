@@ -106,6 +106,44 @@ TEST_CASE("C055: packed weights count in full: never below what is stored, withi
   CHECK(static_cast<double>(found.bytes.weight_bytes) <= 1.01 * static_cast<double>(dense));
 }
 
+TEST_CASE("plan: what experts in host memory take beside their slots is counted from sizes") {
+  const auto config = parse_config(text_of(large), "", "config.json").config;
+  const auto model = [&](const expert_keeping& keeping) {
+    return find_paper_model(large, kv_format::bf16, keeping).bytes;
+  };
+  expert_keeping keeping;
+  keeping.ahead = 0;
+  const auto none = model(keeping);
+  // Where every expert is and what it is worth, what every slot holds, scales of both, lists to fetch.
+  const std::uint64_t tables = 10240 * (4 + 4 + 12), lists = 4 * 2 * 40 * 576;
+  for (const std::uint64_t slots : {40u, 5000u, 10239u}) {
+    const std::uint64_t bytes = none.expert_table_bytes(slots), least = tables + lists + slots * (4 + 4 + 12);
+    CHECK(bytes >= least);
+    CHECK(bytes < least + 9 * 256 + sizeof(nibble::moe::residency_counts));
+  }
+  keeping.ahead = 4;
+  CHECK(model(keeping).expert_table_bytes(40) - none.expert_table_bytes(40) ==
+        router_ahead_workspace_of(config).bytes);
+  CHECK(router_ahead_workspace_of(config).bytes >=
+        16 * (2 * 2048 + 8 * 8 + 4) + nibble::router_workspace_bytes(router_shape_of(config)));
+  keeping.ahead = 0, keeping.cpu = cpu_share::measured;
+  CHECK(model(keeping).expert_table_bytes(40) ==
+        none.expert_table_bytes(40) + 4 * nibble::moe::host_split_words);
+  // Page tables are those of what may be locked.
+  keeping.lock_limit_bytes = gib;
+  CHECK(model(keeping).expert_map_bytes == 2 * mib + mib / 8);
+  keeping.lock_limit_bytes = 0;
+  CHECK(model(keeping).expert_map_bytes == 0);
+  // The whole line as it was measured on an H200 with 40 slots.
+  load_options options;
+  options.cuda.expert_slots = 40;
+  const auto paper = plan_on_paper(large, 8 * gib, options);
+  CHECK(paper.plan.lines[nibble::ledger_line::expert_slots].planned_bytes == 111'149'056);
+  CHECK(contains(paper.json(),
+                 "\"expert_table_bytes\":" + std::to_string(paper.bytes.expert_table_bytes(40)) + ","));
+  CHECK(contains(plan_on_paper(large, 32 * gib, {}).json(), "\"expert_table_bytes\":0,"));
+}
+
 TEST_CASE("C056: every stored format has its bytes, block scales included") {
   CHECK(nibble::matrix(1, 16, weight_format::nvfp4).code_bytes() == 8);
   CHECK(nibble::matrix(1, 16, weight_format::nvfp4).block_scale_bytes() == 1);

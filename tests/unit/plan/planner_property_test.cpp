@@ -58,6 +58,11 @@ class generator {
     m.experts = m.layer_experts * static_cast<std::uint64_t>(number(1, 96));
     m.experts_per_token = static_cast<std::uint64_t>(number(1, 16));
     m.expert_map_bytes = chance(2) ? 0 : size(extreme ? top / 2 : 256 * mib);
+    if (chance(2))
+      m.expert_table_bytes = [fixed = size(extreme ? top / 2 : 4 * mib),
+                              each = size(4096)](std::uint64_t slots) {
+        return saturating_add(fixed, saturating_multiply(each, slots));
+      };
     const std::uint64_t token = size(extreme ? top : 2 * mib), row = size(4 * mib), entry = size(64);
     m.workspace_bytes = [=](const step_limits& l) {
       const auto of = [](std::uint64_t a, int b) {
@@ -81,7 +86,7 @@ class generator {
     }
     auto& r = w.request;
     if (chance(4)) r.vram_limit_bytes = memory();
-    if (chance(6)) r.context_tokens = number(1, m.max_context_tokens);
+    if (chance(6)) r.context_tokens = number(1, m.max_context_tokens + (chance(4) ? 100 : 0));
     if (chance(6)) r.max_running = number(1, 64);
     if (chance(4)) r.step_tokens = number(1, 8192);
     if (chance(6)) r.expert_slots = size(m.experts + 1);
@@ -96,6 +101,13 @@ class generator {
     r.preferred_running = number(1, 16);
     r.preferred_step_tokens = number(1, 4096);
     m.padding_writes = !chance(3);
+    if (chance(6)) {  // much is wished for at once
+      if (!chance(3)) r.context_tokens = number(std::max(1, m.max_context_tokens / 2), m.max_context_tokens);
+      if (!chance(3)) r.max_running = number(16, 1024);
+      if (!chance(3)) r.step_tokens = number(1024, 65536);
+      if (!chance(3)) r.expert_slots = m.experts - size(m.experts);
+      if (!chance(3)) r.kv_bytes = size(64 * gib);
+    }
     return w;
   }
 
@@ -106,15 +118,17 @@ class generator {
 struct refusal_seen {
   std::uint64_t missing = 0;
   std::string text;
+  std::vector<plan_proposal> proposals;
 };
 
 std::optional<memory_plan> attempt(const world& w, refusal_seen* refusal = nullptr) {
   try {
     return plan_memory(w.machine, w.model, w.request);
   } catch (const plan_refused& problem) {
-    if (refusal != nullptr) *refusal = {problem.missing_bytes(), problem.what()};
+    if (refusal != nullptr) *refusal = {problem.missing_bytes(), problem.what(), problem.proposals()};
     return std::nullopt;
-  } catch (const wish_refused&) {
+  } catch (const wish_refused& problem) {
+    if (refusal != nullptr) *refusal = {0, problem.what(), problem.proposals()};
     return std::nullopt;
   }
 }
@@ -134,7 +148,10 @@ std::uint64_t recount(const world& w, const memory_plan& p) {
   add(p.state_slots, w.model.state_slot_bytes);
   add(p.kv_pages, w.model.kv_page_bytes);
   add(p.expert_slots, w.model.expert_slot_bytes);
-  if (w.model.expert_slot_bytes > 0 && p.expert_slots < w.model.experts) add(1, w.model.expert_map_bytes);
+  if (w.model.expert_slot_bytes > 0 && p.expert_slots < w.model.experts) {
+    add(1, w.model.expert_map_bytes);
+    if (w.model.expert_table_bytes) add(1, w.model.expert_table_bytes(p.expert_slots));
+  }
   return sum;
 }
 
@@ -153,7 +170,7 @@ std::string broken_rule(const world& w, const memory_plan& p) {
       p.kv_pages <
           divide_up(context, static_cast<std::uint64_t>(w.model.page_tokens)) + running - 1 + dummies)
     return "too few pages for a context, further sequences and the dummy";
-  if (w.model.kv_page_bytes > 0 && p.kv_pages < r.pinned_pages + dummies) return "pinned pages are gone";
+  if (w.model.kv_page_bytes > 0 && p.kv_pages < r.pinned_pages) return "pinned pages are gone";
   if (p.state_slots != running + static_cast<std::uint64_t>(r.state_snapshots) + dummies)
     return "state slots";
   const std::uint64_t experts = w.model.expert_slot_bytes == 0 ? 0 : w.model.experts;
@@ -185,54 +202,102 @@ void give(world& w, std::uint64_t gift) {
   }
 }
 
-/// Makes one change of a refusal's list, `more` of it than the list says; false for one without a number.
-bool make_change(world& w, std::string text, std::uint64_t more) {
+/// What was wished for; KV bytes count in pages, as proposals do.
+std::optional<std::uint64_t> wished(const world& w, wish what) {
+  const auto& r = w.request;
+  switch (what) {
+    case wish::context_tokens:
+      return r.context_tokens;
+    case wish::max_running:
+      return r.max_running;
+    case wish::step_tokens:
+      return r.step_tokens;
+    case wish::expert_slots:
+      return r.expert_slots;
+    case wish::kv_bytes:
+      return *r.kv_bytes / w.model.kv_page_bytes;
+    case wish::state_snapshots:
+      return r.state_snapshots;
+    case wish::vram_limit_bytes:
+      return r.vram_limit_bytes;
+    case wish::more_memory_bytes:
+      break;
+  }
+  return std::nullopt;
+}
+/// Makes one change, `more` of it than was proposed.
+void make_change(world& w, const wish_change& change, int more = 0) {
   auto& r = w.request;
-  const auto take = [&](const std::string& words) {
-    if (text.rfind(words, 0) != 0) return false;
-    text = text.substr(words.size());
-    return true;
-  };
-  const auto number = [&] { return std::stoi(text) + static_cast<int>(more); };
-  if (take("--context "))
-    r.context_tokens = number();
-  else if (take("--max-running "))
-    r.max_running = number();
-  else if (take("--expert-slots "))
-    r.expert_slots = std::stoull(text) + more;
-  else if (take("--kv-bytes "))
-    r.kv_bytes = *parse_bytes(text) + more * w.model.kv_page_bytes;
-  else if (take("steps of "))
-    r.step_tokens = number();
-  else if (text.find(" state snapshot") != std::string::npos)
-    r.state_snapshots = (take("no ") ? 0 : std::stoi(text)) + static_cast<int>(more);
-  else
-    return false;
-  return true;
+  if (!change.value) {
+    r.expert_slots.reset();  // nothing else may be dropped
+    return;
+  }
+  const std::uint64_t value = *change.value;
+  const int number = static_cast<int>(value) + more;
+  switch (change.what) {
+    case wish::context_tokens:
+      r.context_tokens = number;
+      break;
+    case wish::max_running:
+      r.max_running = number;
+      break;
+    case wish::step_tokens:
+      r.step_tokens = number;
+      break;
+    case wish::expert_slots:
+      r.expert_slots = more < 0 ? value - 1 : value + static_cast<std::uint64_t>(more);
+      break;
+    case wish::kv_bytes: {
+      const std::uint64_t pages = value / w.model.kv_page_bytes;
+      r.kv_bytes = more == 0 ? value : (more < 0 ? pages - 1 : pages + 1) * w.model.kv_page_bytes;
+      break;
+    }
+    case wish::state_snapshots:
+      r.state_snapshots = number;
+      break;
+    case wish::vram_limit_bytes:
+      r.vram_limit_bytes = value;
+      break;
+    case wish::more_memory_bytes:
+      give(w, value);
+      break;
+  }
 }
 
-/// The first line of a refusal's list that is wrong, or "".
-std::string wrong_change(const world& w, const std::string& refusal, int& budgets, int& wishes) {
-  const std::string head = "any one of:\n";
-  const auto begin = refusal.find(head);
-  if (begin == std::string::npos) return "";  // readings that make no sense
-  std::string rest = refusal.substr(begin + head.size()) + "\n";
-  for (std::size_t end = 0; (end = rest.find('\n')) != std::string::npos; rest = rest.substr(end + 1)) {
-    const std::string line = rest.substr(2, end - 2);
+struct proposals_seen {
+  int budgets = 0, singles = 0, raised = 0, combinations = 0, instead_of_impossible = 0;
+};
+
+/// The first proposal that is wrong, or "". Each fits, and none of its numbers could be one larger, or one
+/// less where it is above what was wished.
+std::string wrong_proposal(const world& w, const refusal_seen& refusal, proposals_seen& seen) {
+  for (const plan_proposal& proposal : refusal.proposals) {
     world changed = w;
-    if (const auto memory = line.find(" more memory"), limit = line.find("--vram-limit ");
-        memory != std::string::npos || limit != std::string::npos) {
-      if (memory != std::string::npos) give(changed, *parse_bytes(line.substr(0, memory)));
-      if (limit != std::string::npos) changed.request.vram_limit_bytes = parse_bytes(line.substr(limit + 13));
-      if (!attempt(changed)) return line;
-      ++budgets;
-    } else if (line.find(" --") == std::string::npos && line.find(" steps of ") == std::string::npos &&
-               make_change(changed, line, 0)) {
-      if (!attempt(changed)) return line;
-      changed = w;
-      make_change(changed, line, 1);
-      if (attempt(changed)) return "one more than: " + line;
-      ++wishes;
+    for (const auto& change : proposal.changes) make_change(changed, change);
+    if (!attempt(changed)) return "does not fit: " + proposal.text;
+    const bool impossible = refusal.text.find("any one of:") == std::string::npos;
+    seen.instead_of_impossible += impossible;
+    if (!impossible && ("\n" + refusal.text + "\n").find("\n  " + proposal.text + "\n") == std::string::npos)
+      return "not in the text: " + proposal.text;
+    const wish first = proposal.changes.front().what;
+    if (first == wish::vram_limit_bytes || first == wish::more_memory_bytes) {
+      ++seen.budgets;
+      continue;
+    }
+    seen.combinations += proposal.changes.size() > 1;
+    for (std::size_t i = 0; i < proposal.changes.size(); ++i) {
+      const wish_change& change = proposal.changes[i];
+      if (!change.value) continue;
+      const bool raised = *change.value > wished(w, change.what).value_or(0) && change.what != wish::kv_bytes;
+      const bool more_pages =
+          change.what == wish::kv_bytes && *change.value / w.model.kv_page_bytes > *wished(w, change.what);
+      seen.singles += proposal.changes.size() == 1;
+      seen.raised += raised || more_pages;
+      world further = w;
+      for (std::size_t j = 0; j < proposal.changes.size(); ++j)
+        make_change(further, proposal.changes[j], i != j ? 0 : raised || more_pages ? -1 : 1);
+      if (attempt(further))
+        return "not the " + std::string(raised ? "least" : "largest") + ": " + proposal.text;
     }
   }
   return "";
@@ -248,7 +313,8 @@ bool no_less(const memory_plan& more, const memory_plan& less) {
 
 TEST_CASE("plan: 100,000 random machines and models") {
   generator random(20260830);
-  int planned = 0, refused = 0, budgets = 0, wishes = 0;
+  int planned = 0, refused = 0;
+  proposals_seen seen;
   for (int i = 0; i < 100'000; ++i) {
     const world w = random.make();
     refusal_seen refusal;
@@ -260,7 +326,7 @@ TEST_CASE("plan: 100,000 random machines and models") {
       if (!rule.empty()) FAIL("world " << i << ": " << rule << "\n" << p->lines.text());
     } else {
       ++refused;
-      const std::string wrong = wrong_change(w, refusal.text, budgets, wishes);
+      const std::string wrong = wrong_proposal(w, refusal, seen);
       if (!wrong.empty()) FAIL("world " << i << ": " << wrong << "\n" << refusal.text);
     }
     // More memory never means less of anything, and never a refusal.
@@ -282,6 +348,9 @@ TEST_CASE("plan: 100,000 random machines and models") {
   // Both kinds are tested in numbers.
   CHECK(planned > 20'000);
   CHECK(refused > 20'000);
-  CHECK(budgets > 10'000);
-  CHECK(wishes > 3'000);
+  CHECK(seen.budgets > 10'000);
+  CHECK(seen.singles > 3'000);
+  CHECK(seen.combinations > 1'000);
+  CHECK(seen.raised > 1'000);
+  CHECK(seen.instead_of_impossible > 1'000);
 }

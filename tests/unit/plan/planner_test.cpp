@@ -57,6 +57,16 @@ TEST_CASE("plan: experts in host memory take addresses on the device, all expert
   CHECK(with.expert_slots < without.expert_slots);
   CHECK(with.expert_slots + 21 > without.expert_slots);
   CHECK(with.lines.planned_total() <= 12 * gib);
+  // So do tables, more of them with more slots.
+  auto tabled = m;
+  tabled.expert_table_bytes = [](std::uint64_t slots) { return mib + 20 * 1024 * slots; };
+  const auto fewer = plan_memory(card(12 * gib), tabled, {});
+  CHECK(fewer.expert_slots < with.expert_slots);
+  const std::uint64_t tables = tabled.expert_table_bytes(fewer.expert_slots);
+  CHECK(fewer.lines[ledger_line::expert_slots].planned_bytes ==
+        align_up(fewer.expert_slots * m.expert_slot_bytes, 2 * mib) + align_up(tables, 2 * mib) + 34 * mib);
+  CHECK(fewer.lines.planned_total() <= 12 * gib);
+  CHECK(contains(fewer.lines.text(), bytes_text(tables) + " of tables, 34.0 MiB of page tables"));
   // Room for all experts, but not for their addresses beside all but one of them.
   plan_request all;
   all.expert_slots = m.experts;
@@ -332,10 +342,15 @@ TEST_CASE("replan: memory is given up in the reverse order and comes back no fur
   CHECK(kept.expert_slots == first.expert_slots);
   CHECK(kept.kv_pages == replan_memory(machine_with(300 * mib), model, {}, first, 0).kv_pages);
   CHECK_THROWS_AS(replan_memory(other, staying, {}, first, 0), plan_refused);
-  // Pages that hold something stay.
-  const auto pinned = replan_memory(other, model, {}, first, 5000);
-  CHECK(pinned.kv_pages == 5001);
-  CHECK(pinned.expert_slots < p.expert_slots);
+  // Pages that hold something stay: no fewer, and no other one for the dummy, which is page 0 of them.
+  for (const bool dummy : {true, false}) {
+    memory_model padded = model;
+    padded.padding_writes = dummy;
+    const auto pinned = replan_memory(other, padded, {}, first, 5000);
+    CHECK(pinned.kv_pages == 5000);
+    CHECK(pinned.expert_slots < p.expert_slots);
+    CHECK(replan_memory(other, padded, {}, first, first.kv_pages).kv_pages == first.kv_pages);
+  }
 
   other.free_now_bytes = start.free_bytes - 12 * gib;
   p = replan_memory(other, model, {}, first, 0);

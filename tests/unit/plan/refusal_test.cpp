@@ -183,6 +183,66 @@ TEST_CASE("plan: where no wish alone is too large, a refusal names all that woul
   r.context_tokens = static_cast<int>(context);
   r.max_running = std::stoi(text.substr(text.find(second) + second.size()));
   CHECK(refusal(card(6 * gib), large_moe(), r).empty());
+  // Both are as large as the other lets them be.
+  ++*r.context_tokens;
+  CHECK(!refusal(card(6 * gib), large_moe(), r).empty());
+  --*r.context_tokens, ++*r.max_running;
+  CHECK(!refusal(card(6 * gib), large_moe(), r).empty());
+}
+
+TEST_CASE("plan: a wish that cannot be comes with wishes that can, where there are any") {
+  const auto proposals = [](const memory_model& model, const plan_request& r, std::uint64_t memory) {
+    std::string texts;
+    try {
+      static_cast<void>(plan_memory(card(memory), model, r));
+    } catch (const wish_refused& refused) {
+      for (const auto& p : refused.proposals()) texts += p.text + ";";
+    }
+    return texts;
+  };
+  const auto model = large_moe();
+  plan_request r;
+  r.expert_slots = 10241;
+  CHECK(proposals(model, r, 64 * gib) == "--expert-slots 10240;");
+  r.expert_slots = 100, r.max_running = 16;  // 8 experts a token
+  CHECK(proposals(model, r, 12 * gib) == "--max-running 12;--expert-slots 128;");
+  CHECK(proposals(model, r, 2 * gib).empty());  // the model does not fit, whatever is wished
+  r = {};
+  r.context_tokens = 300'000;
+  CHECK(proposals(model, r, 64 * gib) == "--context 262144;");
+  r.max_running = 2000;  // neither is enough alone
+  CHECK(proposals(model, r, 1024 * gib) == "--context 262144 --max-running 1024;");
+  r = {};
+  r.context_tokens = 65536, r.kv_bytes = 512 * mib;
+  const std::string text =
+      proposals(model, r, 12 * gib);  // 1638 pages, the dummy among them; 4097 are needed
+  CHECK(text == "--context 26192;--kv-bytes 1342504960;");
+  r = {};
+  r.granule_bytes = 0;
+  CHECK(proposals(model, r, 64 * gib).empty());
+}
+
+TEST_CASE("plan: proposals are for programs what their text is for people") {
+  plan_request r;
+  r.context_tokens = 262144, r.max_running = 200, r.vram_limit_bytes = 5 * gib;
+  try {
+    static_cast<void>(plan_memory(card(6 * gib), large_moe(), r));
+    FAIL("not refused");
+  } catch (const plan_refused& refused) {
+    REQUIRE(refused.proposals().size() == 2);
+    const auto& changes = refused.proposals()[0].changes;
+    REQUIRE(changes.size() == 2);
+    CHECK((changes[0].what == wish::context_tokens && changes[1].what == wish::max_running));
+    CHECK(refused.proposals()[0].text == "--context " + std::to_string(*changes[0].value) +
+                                             " --max-running " + std::to_string(*changes[1].value));
+    const auto& budget = refused.proposals()[1];
+    REQUIRE(budget.changes.size() == 2);
+    CHECK((budget.changes[0].what == wish::more_memory_bytes &&
+           budget.changes[1].what == wish::vram_limit_bytes));
+    CHECK(budget.text == mebibytes_at_least(*budget.changes[0].value) + " more memory and --vram-limit " +
+                             mebibytes_at_least(*budget.changes[1].value));
+    for (const auto& p : refused.proposals()) CHECK(contains(refused.what(), "\n  " + p.text));
+  }
 }
 
 TEST_CASE("plan: a refusal under a limit names the limit, and memory only where more is needed") {
