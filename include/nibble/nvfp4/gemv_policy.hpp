@@ -71,18 +71,20 @@ namespace detail {
   // FP8 with 16 warps: two such blocks' 64 registers a thread are too few where FP8 is decoded by software,
   // and for what is compiled for Blackwell.
   const bool tight = p.warps > 8 && device.architecture != 89 && device.architecture != 90;
-  // A few MB: everything at once through the copy engine. Pieces below 4 KB are slow there. FP8 takes this
-  // way only where many tokens' activations, not weights, set the time.
+  // A few MB: everything at once through the copy engine, FP8 only where a block has a single row tile. For
+  // sixteen tokens each warp waits for its own share alone, unless those pieces were too small.
+  const bool pieces = each == 1 && columns == 16 && row_bytes / p.warps >= 4096;
   if (copy_engine && exact && p.warps >= 8 && each * row_bytes <= budget &&
-      (each > 1 ? nvfp4 : row_bytes / p.warps >= 4096 && (nvfp4 || columns >= 4))) {
+      (each > 1 ? nvfp4 : pieces || (row_bytes >= 16 * 1024 && (nvfp4 || columns <= 8)))) {
     p.variant = gemv_variant::one_shot;
-    p.whole_rows = each > 1;
-    p.decode_early = nvfp4 && columns <= (each > 1 ? 8 : 2);
+    p.whole_rows = !pieces;
+    p.decode_early = nvfp4 && (each > 1 ? columns <= 8 || norm_bytes == 0 : columns <= 2 && norm_bytes <= 2);
     // Sixteen tokens: x takes as long as the products of a few row tiles, so half of it arrives behind those
     // of the other half; FP8 reads it late rather than keep the next kernel's block away.
     p.x_in_turns = columns == 16 && each > 1 && per_warp <= 2;
-    p.x_at_use = columns == 16 && fp8 && norm_bytes == 0 && per_warp <= 2 && !tight;
-    p.min_blocks = ((columns <= 8 || p.x_at_use) && !tight) || (p.warps <= 8 && norm_bytes <= 2) ? 2 : 1;
+    p.x_at_use = columns == 16 && fp8 && per_warp <= 2 && !tight;
+    const bool few = (columns <= 8 || p.x_at_use) && (p.warps <= 8 || norm_bytes == 0);
+    p.min_blocks = (few && !tight) || (p.warps <= 8 && norm_bytes <= 2) ? 2 : 1;
     if (columns == 1 && each > 1) p.columns = 2;  // measured faster, with the same sums
     if (compatible(layout, p)) return p;
     p.columns = columns;
@@ -112,10 +114,7 @@ namespace detail {
                    : std::min(tiles, columns == 16                ? (nvfp4 ? 2 : 1)
                                      : nvfp4 || (fp8 && !doubled) ? 4
                                                                   : 2);
-  // One row tile a block and one token: 64 registers do, and the next kernel finds room beside it.
-  const bool narrow = fp8 && norm_bytes == 0 && columns == 1 && each == 1;
-  p.min_blocks =
-      (columns <= 8 && (doubled || narrow) && !tight) || (nvfp4 && p.warps <= 8 && p.depth <= 2) ? 2 : 1;
+  p.min_blocks = (doubled && !tight) || (nvfp4 && p.warps <= 8 && p.depth <= 2) ? 2 : 1;
   return p;
 }
 

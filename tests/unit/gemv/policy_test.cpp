@@ -72,10 +72,24 @@ TEST_CASE("C022: policies of the geometries measured on the H200") {
   CHECK(variant(12288, 2048, weight_format::nvfp4, 8) == gemv_variant::one_shot);
   CHECK(variant(9216, 2048, weight_format::nvfp4, 1) == gemv_variant::one_shot);
   CHECK(variant(2048, 4096, weight_format::nvfp4, 8) == gemv_variant::one_shot);
-  CHECK(variant(1024, 2048, weight_format::nvfp4, 1) == gemv_variant::registers);
+  CHECK(variant(1024, 2048, weight_format::nvfp4, 1) == gemv_variant::one_shot);
   CHECK(variant(2048, 512, weight_format::nvfp4, 8) == gemv_variant::registers);
   CHECK(variant(12288, 2048, weight_format::fp8, 1) == gemv_variant::registers);
-  CHECK(variant(2048, 4096, weight_format::fp8, 8) == gemv_variant::one_shot);
+  for (const int columns : {1, 8, 16}) {
+    const gemv_policy p = select_gemv({matrix(2048, 4096, weight_format::fp8)}, columns, h200);
+    CHECK(p.variant == gemv_variant::one_shot);
+    CHECK(p.min_blocks == 2);
+    CHECK(p.whole_rows == (columns <= 8));
+    CHECK(p.x_at_use == (columns == 16));
+  }
+  // Sixteen tokens of several row tiles a block take x in turns, six of FP8 in a loop.
+  CHECK(select_gemv({matrix(12288, 2048, weight_format::nvfp4)}, 16, h200).x_in_turns);
+  CHECK_FALSE(select_gemv({matrix(12288, 2048, weight_format::nvfp4)}, 8, h200).x_in_turns);
+  const gemv_policy loop = select_gemv({matrix(12288, 2048, weight_format::fp8)}, 16, h200);
+  CHECK(loop.rolled);
+  CHECK(loop.x_in_turns);
+  CHECK(loop.grid == 128);
+  CHECK_FALSE(select_gemv({matrix(12288, 2048, weight_format::fp8)}, 16, ada).rolled);
   CHECK(select_gemv({matrix(12288, 2048, weight_format::nvfp4)}, 1, h200).grid == 128);
   // Two row tiles a block where K is short and there are not many.
   for (const int columns : {1, 8}) {
