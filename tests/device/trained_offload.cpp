@@ -242,8 +242,8 @@ std::size_t free_bytes() {
   return free;
 }
 
-/// Another program takes memory and gives it back, twice: slots go and come, graphs stay, bits stay. Slots
-/// that go give their memory back to the device, those that come take it again.
+/// Another program takes memory and gives it back, twice: slots go and come, graphs stay, bits stay. (Caches
+/// of this size are one block of their arena, so the device sees none of it; device_arena looks at that.)
 void check_resize(const std::filesystem::path& folder, const expected_answers& expected, int ahead = 0) {
   std::string log;
   const auto part = load_model(folder, part_options(127, &log, ahead));
@@ -264,34 +264,24 @@ void check_resize(const std::filesystem::path& folder, const expected_answers& e
     };
     if (const std::size_t free = free_bytes(); free > 700 * mib) take(free - 700 * mib);
     int changes = 0;
-    std::size_t seen = 0, given_back = 0;
+    std::size_t seen = 0;
     for (int i = 0; i < 160; ++i) {
       take(4 * mib);
-      const std::size_t before = free_bytes();
       static_cast<void>(runner.adapt_pages(pages, true));
       if (log.size() == seen) continue;
       seen = log.size();
       ++changes;
-      const std::size_t after = free_bytes();
-      given_back += after > before ? after - before : 0;
       check(same(runner, expected, 0), "after caches shrank: " + log);
     }
     int least = 127;
     for (auto at = log.find(told); at != std::string::npos; at = log.find(told, at + 1))
       least = std::min(least, std::atoi(log.c_str() + at + told.size()));
     check(least < 127, "slots were given up: " + log);
-    check(given_back >= 2 * mib, "memory was given up: " + log);
     for (void* at : taken) check(cudaFree(at) == cudaSuccess, "memory is given back");
-    const std::size_t before = free_bytes();
     static_cast<void>(runner.adapt_pages(pages, true));
-    const std::size_t after = free_bytes();
     check(has(log, told + "127 expert slots"), "slots came back: " + log);
-    const std::size_t again = before > after ? before - after : 0;
-    check(std::max(again, given_back) - std::min(again, given_back) <= 4 * mib,
-          "and took what they had given up: " + std::to_string(again) + " of " + std::to_string(given_back));
     check_all(runner, expected, "after slots came back");
-    std::printf("resize: %d changes, down to %d slots, %zu MiB given up and taken again\n", changes, least,
-                given_back / mib);
+    std::printf("resize: %d changes, down to %d slots\n", changes, least);
   }
 }
 
