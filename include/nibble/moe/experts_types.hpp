@@ -104,7 +104,7 @@ inline constexpr int one_token = 1, few_tokens = 4;
   const int down_tiles = (s.down().k_tiles() + p.down_warps - 1) / p.down_warps;
   const int warps = p.down_warps * s.groups();
   const bool crowded = m > few_tokens && nvfp4 && warps <= 9 && device.measured;
-  p.down_depth = detail::divisor_of(down_tiles, m == one_token && nvfp4 ? 4 : crowded ? 1 : 2);
+  p.down_depth = detail::divisor_of(down_tiles, m == one_token && nvfp4 ? 4 : 2);
   p.down_min_blocks = crowded                             ? 4
                       : warps <= 9 && m > few_tokens      ? 3
                       : warps <= (m > one_token ? 13 : 9) ? 2

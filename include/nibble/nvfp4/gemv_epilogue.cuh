@@ -4,7 +4,8 @@
 ///
 /// An epilogue is a type with `params`, the row order of the weights it needs, block-shared state, and
 /// `pair(params, shared, token, row, a, b)`: for adjacent rows a and b belong to rows `row` and `row + 1`,
-/// for gate_up they are gate and up of output `row`. Scales are applied already.
+/// for gate_up they are gate and up of output `row`. Scales are applied already. `ends_block`: see
+/// select_gemv.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -41,6 +42,7 @@ struct store {
   struct shared {};
   static constexpr row_order order = row_order::adjacent;
   static constexpr bool finishes = false;
+  static constexpr bool ends_block = false;
 
   static status check(const params& p, int rows, const char* where) {
     return detail::check_output(p.y, p.ldy, rows, where);
@@ -73,6 +75,7 @@ struct add_residual {
   struct shared {};
   static constexpr row_order order = row_order::adjacent;
   static constexpr bool finishes = false;
+  static constexpr bool ends_block = true;
 
   static status check(const params& p, int rows, const char* where) {
     if (const status s = detail::check_output(p.y, p.ldy, rows, where); !s.ok()) return s;
@@ -113,6 +116,7 @@ struct add_scaled_residual {
   struct shared {};
   static constexpr row_order order = row_order::adjacent;
   static constexpr bool finishes = false;
+  static constexpr bool ends_block = true;
 
   static status check(const params& p, int rows, const char* where) {
     return add_residual::check({p.y, p.ldy, p.residual, p.ldr}, rows, where);
@@ -146,6 +150,7 @@ struct swiglu {
   struct shared {};
   static constexpr row_order order = row_order::gate_up;
   static constexpr bool finishes = false;
+  static constexpr bool ends_block = false;
 
   static status check(const params& p, int rows, const char* where) {
     if (p.y == nullptr) return status::invalid(where, "the output pointer is null");
@@ -217,6 +222,7 @@ struct store_and_argmax {
   };
   static constexpr row_order order = row_order::adjacent;
   static constexpr bool finishes = true;
+  static constexpr bool ends_block = false;
   static constexpr int keys = 1;  ///< of a token and block
 
   static status check(const params& p, int rows, const char* where) {

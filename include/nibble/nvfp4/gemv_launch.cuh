@@ -45,6 +45,12 @@ status launch_gemv_with(const gemv_params<Epilogue, Input>& p, const launch_opti
                 plan.shared_bytes, options, where, p);
 }
 
+/// The policy of a product's kernel for so many token columns.
+template <resident_layout Layout, int Columns, class Epilogue, class Input = plain_input,
+          device_class Device = default_device>
+inline constexpr gemv_policy gemv_policy_of = select_gemv(Layout, Columns, Device, Input::norm_bytes,
+                                                          Epilogue::ends_block);
+
 /// y = x · Wᵀ for m ≥ 1 tokens, the kernel chosen by select_gemv. Sixteen tokens a launch; more take turns,
 /// each reading the weights again. The kernels must have been prepared (prepare_gemv).
 ///
@@ -59,19 +65,19 @@ status launch_gemv(gemv_params<Epilogue, Input> p, int m, const launch_options& 
     status s;
     switch (token_columns(p.m)) {
       case 1:
-        s = launch_gemv_with<Layout, select_gemv(Layout, 1, Device, Input::norm_bytes)>(p, options);
+        s = launch_gemv_with<Layout, gemv_policy_of<Layout, 1, Epilogue, Input, Device>>(p, options);
         break;
       case 2:
-        s = launch_gemv_with<Layout, select_gemv(Layout, 2, Device, Input::norm_bytes)>(p, options);
+        s = launch_gemv_with<Layout, gemv_policy_of<Layout, 2, Epilogue, Input, Device>>(p, options);
         break;
       case 4:
-        s = launch_gemv_with<Layout, select_gemv(Layout, 4, Device, Input::norm_bytes)>(p, options);
+        s = launch_gemv_with<Layout, gemv_policy_of<Layout, 4, Epilogue, Input, Device>>(p, options);
         break;
       case 8:
-        s = launch_gemv_with<Layout, select_gemv(Layout, 8, Device, Input::norm_bytes)>(p, options);
+        s = launch_gemv_with<Layout, gemv_policy_of<Layout, 8, Epilogue, Input, Device>>(p, options);
         break;
       default:
-        s = launch_gemv_with<Layout, select_gemv(Layout, 16, Device, Input::norm_bytes)>(p, options);
+        s = launch_gemv_with<Layout, gemv_policy_of<Layout, 16, Epilogue, Input, Device>>(p, options);
     }
     if (!s.ok()) return s;
     m -= p.m;
@@ -95,18 +101,18 @@ template <resident_layout Layout, class Epilogue, device_class Device = default_
           class Input = plain_input>
 status prepare_gemv(kernel_info* info = nullptr) {
   status s =
-      prepare_gemv_with<Layout, select_gemv(Layout, 1, Device, Input::norm_bytes), Epilogue, Input>(info);
+      prepare_gemv_with<Layout, gemv_policy_of<Layout, 1, Epilogue, Input, Device>, Epilogue, Input>(info);
   if (s.ok())
-    s = prepare_gemv_with<Layout, select_gemv(Layout, 2, Device, Input::norm_bytes), Epilogue, Input>(
+    s = prepare_gemv_with<Layout, gemv_policy_of<Layout, 2, Epilogue, Input, Device>, Epilogue, Input>(
         info != nullptr ? info + 1 : nullptr);
   if (s.ok())
-    s = prepare_gemv_with<Layout, select_gemv(Layout, 4, Device, Input::norm_bytes), Epilogue, Input>(
+    s = prepare_gemv_with<Layout, gemv_policy_of<Layout, 4, Epilogue, Input, Device>, Epilogue, Input>(
         info != nullptr ? info + 2 : nullptr);
   if (s.ok())
-    s = prepare_gemv_with<Layout, select_gemv(Layout, 8, Device, Input::norm_bytes), Epilogue, Input>(
+    s = prepare_gemv_with<Layout, gemv_policy_of<Layout, 8, Epilogue, Input, Device>, Epilogue, Input>(
         info != nullptr ? info + 3 : nullptr);
   if (s.ok())
-    s = prepare_gemv_with<Layout, select_gemv(Layout, 16, Device, Input::norm_bytes), Epilogue, Input>(
+    s = prepare_gemv_with<Layout, gemv_policy_of<Layout, 16, Epilogue, Input, Device>, Epilogue, Input>(
         info != nullptr ? info + 4 : nullptr);
   return s;
 }

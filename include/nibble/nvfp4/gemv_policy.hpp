@@ -36,9 +36,11 @@ namespace detail {
 }  // namespace detail
 
 /// The policy of the kernel that serves `columns` token columns (token_columns(m)) of `layout`. `norm_bytes`:
-/// of a weight of the RMSNorm in its input, which takes registers; 0 without one.
+/// of a weight of the RMSNorm in its input, which takes registers; 0 without one. `ends_block`: its output
+/// ends a block of a model, so that a kernel of another kind follows.
 [[nodiscard]] constexpr gemv_policy select_gemv(const resident_layout& layout, int columns,
-                                                device_class device = default_device, int norm_bytes = 0) {
+                                                device_class device = default_device, int norm_bytes = 0,
+                                                bool ends_block = false) {
   const int row_tiles = layout.row_tiles(), k_tiles = layout.k_tiles();
   gemv_policy p;
   p.columns = columns;
@@ -74,7 +76,10 @@ namespace detail {
   // A few MB: everything at once through the copy engine, FP8 only where a block has a single row tile. For
   // sixteen tokens each warp waits for its own share alone, unless those pieces were too small.
   const bool pieces = each == 1 && columns == 16 && row_bytes / p.warps >= 4096;
-  if (copy_engine && exact && p.warps >= 8 && each * row_bytes <= budget &&
+  // One token of FP8 in a chain of its like is fastest that way; where the router follows, the step is faster
+  // with its weights in registers, 64 a thread.
+  const bool narrow = fp8 && norm_bytes == 0 && columns == 1 && each == 1 && ends_block;
+  if (copy_engine && exact && !narrow && p.warps >= 8 && each * row_bytes <= budget &&
       (each > 1 ? nvfp4 : pieces || (row_bytes >= 16 * 1024 && (nvfp4 || columns <= 8)))) {
     p.variant = gemv_variant::one_shot;
     p.whole_rows = !pieces;
@@ -114,7 +119,7 @@ namespace detail {
                    : std::min(tiles, columns == 16                ? (nvfp4 ? 2 : 1)
                                      : nvfp4 || (fp8 && !doubled) ? 4
                                                                   : 2);
-  p.min_blocks = (doubled && !tight) || (nvfp4 && p.warps <= 8 && p.depth <= 2) ? 2 : 1;
+  p.min_blocks = ((doubled || narrow) && !tight) || (nvfp4 && p.warps <= 8 && p.depth <= 2) ? 2 : 1;
   return p;
 }
 

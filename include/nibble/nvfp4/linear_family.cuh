@@ -32,14 +32,16 @@ struct linear_family {
   static constexpr bool has_gemm = !Epilogue::finishes;
   /// Blocks of the kernel that serves `m` tokens, at most 16.
   [[nodiscard]] static constexpr int blocks(int m) {
-    return select_gemv(Layout, token_columns(m), Device, Input::norm_bytes).grid;
+    return select_gemv(Layout, token_columns(m), Device, Input::norm_bytes, Epilogue::ends_block).grid;
   }
   /// Blocks for which store_and_argmax and store_and_top_k need room in their keys, whatever the tokens.
   [[nodiscard]] static constexpr int most_blocks() {
     int most = 0;
     for (const int columns : {1, 2, 4, 8, 16}) {
-      most = std::max(most, select_gemv(Layout, columns, Device, Input::norm_bytes).grid);
-      most = std::max(most, select_gemv(Layout, columns, Device).grid);  // launch_many
+      most =
+          std::max(most, select_gemv(Layout, columns, Device, Input::norm_bytes, Epilogue::ends_block).grid);
+      most =
+          std::max(most, select_gemv(Layout, columns, Device, 0, Epilogue::ends_block).grid);  // launch_many
     }
     return most;
   }
@@ -99,9 +101,9 @@ struct linear_family {
   }
   template <class In, int Columns, class Visit>
   static status visit_one(Visit& visit) {
-    constexpr gemv_policy policy = select_gemv(Layout, Columns, Device, In::norm_bytes);
+    constexpr gemv_policy policy = gemv_policy_of<Layout, Columns, Epilogue, In, Device>;
     if constexpr (Columns == 2)
-      if (policy == select_gemv(Layout, 1, Device, In::norm_bytes))
+      if (policy == gemv_policy_of<Layout, 1, Epilogue, In, Device>)
         return status::success();  // one kernel serves both
     constexpr gemv_plan plan = plan_for<Layout, policy>;
     static_assert(Device.has_bulk_copies() || policy.variant == gemv_variant::registers,

@@ -32,6 +32,7 @@ struct store_and_top_k {
   };
   static constexpr row_order order = row_order::adjacent;
   static constexpr bool finishes = true;
+  static constexpr bool ends_block = false;
   static constexpr int keys = K;  ///< of a token and block
 
   static status check(const params& p, int rows, const char* where) {

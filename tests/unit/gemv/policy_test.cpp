@@ -82,6 +82,12 @@ TEST_CASE("C022: policies of the geometries measured on the H200") {
     CHECK(p.whole_rows == (columns <= 8));
     CHECK(p.x_at_use == (columns == 16));
   }
+  // What ends a block of a model leaves its multiprocessors' shared memory to what follows.
+  const gemv_policy last = select_gemv({matrix(2048, 4096, weight_format::fp8)}, 1, h200, 0, true);
+  CHECK(last.variant == gemv_variant::registers);
+  CHECK(last.min_blocks == 2);
+  CHECK(select_gemv({matrix(2048, 4096, weight_format::fp8)}, 8, h200, 0, true).variant ==
+        gemv_variant::one_shot);
   // Sixteen tokens of several row tiles a block take x in turns, six of FP8 in a loop.
   CHECK(select_gemv({matrix(12288, 2048, weight_format::nvfp4)}, 16, h200).x_in_turns);
   CHECK_FALSE(select_gemv({matrix(12288, 2048, weight_format::nvfp4)}, 8, h200).x_in_turns);
