@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/benchmarks.md from bench/results/<machine>/*.json."""
+"""Writes docs/benchmarks.md and the tables of docs/design/gemv.md from bench/results/<machine>/*.json."""
 import json
 import pathlib
 
@@ -162,6 +162,63 @@ def gpu_steps(folder):
         yield from offloaded(offload)
 
 
+# What the project aims at, µs chained on an H200, and what its prototype took: M = 1 and M = 8.
+AIMS = {"nvfp4 248320x2048": (67.5, 68.5, 66.7, 67.4), "nvfp4 12288x2048": (4.2, 4.5, 4.20, 4.56),
+        "nvfp4 9216x2048": (3.7, 4.0, 3.87, 4.17), "nvfp4 2048x4096": (2.4, 3.0, 2.52, 3.52),
+        "nvfp4 1024x2048": (1.45, 1.8, 1.46, 2.02), "nvfp4 2048x512": (1.2, 1.4, 1.18, 1.45),
+        "fp8 12288x2048": (6.2, 6.7, 6.19, 6.97), "fp8 2048x4096": (3.0, 3.7, 3.01, 4.40)}
+EXPERT_AIMS = {"experts_gate_up": {1: 4.6, 8: 27}, "experts_down": {1: 2.7, 8: 14}, "experts_pair": {1: 7.2, 4: 16, 8: 38}}
+
+
+def judged(us, aim):
+    """Bold where it is within the aim, marked where it is not."""
+    if aim is None:
+        return f"{us:.2f}"
+    return f"**{us:.2f}**" if us <= aim else f"{us:.2f} ✗"
+
+
+def gemv_aims(rows):
+    """The matrices of the design note against their aims: chained, M = 9 to 16 also as multiples of M = 8."""
+    of = {(r["suite"], r["geometry"], r["m"], r["chain"], r["kernel"] == "cublasLt"): r for r in rows}
+    dense = list(dict.fromkeys(r["geometry"] for r in rows if r["suite"] == "dense"))
+
+    def us(suite, geometry, m, chain="pdl", library=False):
+        return of[suite, geometry, m, chain, library]["us"]
+
+    def line(g):
+        aim = AIMS.get(g)
+        floors = [of["dense", g, 1, chain, False]["floor_us"] for chain in ("plain", "pdl")]
+        eight = us("dense", g, 8)
+        more = [f"{us('dense', g, m):.2f} (×{us('dense', g, m) / eight:.2f})" for m in (9, 12, 16)]
+        return [g.replace("x", "×"), " / ".join(f"{f:.2f}" for f in floors), judged(us("dense", g, 1), aim and aim[0]),
+                f"{us('dense', g, 2):.2f}", f"{us('dense', g, 4):.2f}", judged(eight, aim and aim[1]), *more,
+                f"{aim[0]} / {aim[1]}" if aim else "–", f"{aim[2]:.2f} / {aim[3]:.2f}" if aim else "–",
+                " / ".join(f"{us('dense', g, m, 'plain'):.2f}" for m in (1, 8)),
+                " / ".join(f"{us('dense', g, m, 'plain', True):.1f}" for m in (1, 8))]
+
+    first = next(r for r in rows if r["suite"] == "dense")
+    yield f"{first['device']}, driver {first['driver']}. {stamp(first)}"
+    yield ""
+    yield from table(["matrix", "read, plain / chained", "M=1", "2", "4", "8", "9", "12", "16", "aim M=1 / M=8", "prototype",
+                      "plain M=1 / M=8", "cuBLASLt bf16 M=1 / M=8"], [line(g) for g in dense])
+    yield ""
+    experts = next((r["geometry"] for r in rows if r["suite"] == "experts_pair"), None)
+    if experts is None:
+        return
+    counts = [1, 2, 4, 8, 9, 12, 16]
+    yield from table(["experts, 8 of 256 and the shared one", "read chained, M=1", *(f"M={m}" for m in counts), "aim"],
+                     [[suite.removeprefix("experts_"), f"{of[suite, experts, 1, 'pdl', False]['floor_us']:.2f}",
+                       *(judged(us(suite, experts, m), aims.get(m)) for m in counts),
+                       ", ".join(f"M={m}: {aim}" for m, aim in aims.items())] for suite, aims in EXPERT_AIMS.items()])
+
+
+def put_between(path, name, lines):
+    """Replaces what stands between the marks of a name in a document."""
+    begin, end = f"<!-- {name}, written by bench/write_tables.py -->", f"<!-- end of {name} -->"
+    head, rest = path.read_text().split(begin)
+    path.write_text(head + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end)[1])
+
+
 SECTIONS = [("host/gemv.json", host_gemv), ("host/model.json", host_model)]
 
 
@@ -176,6 +233,7 @@ def main():
         if path.parent.name != "host":
             lines += [f"## {path.parent.name.upper()}", ""] + list(gpu_steps(path.parent)) + list(gpu_gemv(json.loads(path.read_text())))
     (ROOT / "docs" / "benchmarks.md").write_text("\n".join(lines))
+    put_between(ROOT / "docs" / "design" / "gemv.md", "gemv", gemv_aims(json.loads((RESULTS / "h200" / "gemv.json").read_text())))
 
 
 main()

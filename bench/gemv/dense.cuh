@@ -33,7 +33,7 @@ inline std::string name_of(const nibble::gemv_policy& p) {
 }
 
 struct dense_options {
-  std::vector<int> tokens = {1, 2, 4, 8, 16};
+  std::vector<int> tokens = {1, 2, 4, 8, 9, 12, 16};
   std::vector<int> many = {32, 64, 128, 512, 4096};  ///< more than 16: the tensor-core product
   bool rotate_outputs = false;
   bool plain = true;
