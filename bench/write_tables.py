@@ -170,53 +170,56 @@ AIMS = {"nvfp4 248320x2048": (67.5, 68.5, 66.7, 67.4), "nvfp4 12288x2048": (4.2,
 EXPERT_AIMS = {"experts_gate_up": {1: 4.6, 8: 27}, "experts_down": {1: 2.7, 8: 14}, "experts_pair": {1: 7.2, 4: 16, 8: 38}}
 
 
-def judged(us, aim):
-    """Bold where it is within the aim, marked where it is not."""
-    if aim is None:
-        return f"{us:.2f}"
-    return f"**{us:.2f}**" if us <= aim else f"{us:.2f} ✗"
-
-
 def gemv_aims(rows):
-    """The matrices of the design note against their aims: chained, M = 9 to 16 also as multiples of M = 8."""
-    of = {(r["suite"], r["geometry"], r["m"], r["chain"], r["kernel"] == "cublasLt"): r for r in rows}
+    """The matrices of the design note against their aims: chained, M = 9 to 16 also as multiples of M = 8. What was not measured is a dash."""
+    times = {(r["suite"], r["geometry"], r["m"], r["chain"], r["kernel"] == "cublasLt"): r for r in rows}
     dense = list(dict.fromkeys(r["geometry"] for r in rows if r["suite"] == "dense"))
 
-    def us(suite, geometry, m, chain="pdl", library=False):
-        return of[suite, geometry, m, chain, library]["us"]
+    def us(suite, geometry, m, chain="pdl", library=False, digits=2):
+        row = times.get((suite, geometry, m, chain, library))
+        return f"{row['us']:.{digits}f}" if row else "–"
+
+    def against(suite, geometry, m, aim):
+        """Bold where it is within the aim, marked where it is not."""
+        row = times.get((suite, geometry, m, "pdl", False))
+        if row is None or aim is None:
+            return us(suite, geometry, m)
+        return f"**{row['us']:.2f}**" if row["us"] <= aim else f"{row['us']:.2f} ✗"
+
+    def more(geometry, m):
+        row, eight = (times.get(("dense", geometry, n, "pdl", False)) for n in (m, 8))
+        return us("dense", geometry, m) + (f" (×{row['us'] / eight['us']:.2f})" if row and eight else "")
+
+    def floor(suite, geometry, chain):
+        row = times.get((suite, geometry, 1, chain, False))
+        return f"{row['floor_us']:.2f}" if row else "–"
 
     def line(g):
-        aim = AIMS.get(g)
-        floors = [of["dense", g, 1, chain, False]["floor_us"] for chain in ("plain", "pdl")]
-        eight = us("dense", g, 8)
-        more = [f"{us('dense', g, m):.2f} (×{us('dense', g, m) / eight:.2f})" for m in (9, 12, 16)]
-        return [g.replace("x", "×"), " / ".join(f"{f:.2f}" for f in floors), judged(us("dense", g, 1), aim and aim[0]),
-                f"{us('dense', g, 2):.2f}", f"{us('dense', g, 4):.2f}", judged(eight, aim and aim[1]), *more,
-                f"{aim[0]} / {aim[1]}" if aim else "–", f"{aim[2]:.2f} / {aim[3]:.2f}" if aim else "–",
-                " / ".join(f"{us('dense', g, m, 'plain'):.2f}" for m in (1, 8)),
-                " / ".join(f"{us('dense', g, m, 'plain', True):.1f}" for m in (1, 8))]
+        aim = AIMS.get(g, (None,) * 4)
+        return [g.replace("x", "×"), " / ".join(floor("dense", g, chain) for chain in ("plain", "pdl")), against("dense", g, 1, aim[0]),
+                us("dense", g, 2), us("dense", g, 4), against("dense", g, 8, aim[1]), *(more(g, m) for m in (9, 12, 16)),
+                f"{aim[0]} / {aim[1]}" if aim[0] else "–", f"{aim[2]:.2f} / {aim[3]:.2f}" if aim[0] else "–",
+                " / ".join(us("dense", g, m, "plain") for m in (1, 8)), " / ".join(us("dense", g, m, "plain", True, 1) for m in (1, 8))]
 
-    first = next(r for r in rows if r["suite"] == "dense")
-    yield f"{first['device']}, driver {first['driver']}. {stamp(first)}"
+    made = list(dict.fromkeys((r["device"], r["driver"], stamp(r)) for r in rows))
+    yield " ".join(f"{device}, driver {driver}. {when}" for device, driver, when in made)
     yield ""
     yield from table(["matrix", "read, plain / chained", "M=1", "2", "4", "8", "9", "12", "16", "aim M=1 / M=8", "prototype",
                       "plain M=1 / M=8", "cuBLASLt bf16 M=1 / M=8"], [line(g) for g in dense])
     yield ""
-    experts = next((r["geometry"] for r in rows if r["suite"] == "experts_pair"), None)
-    if experts is None:
-        return
+    experts = next((r["geometry"] for r in rows if r["suite"] == "experts_pair"), "")
     counts = [1, 2, 4, 8, 9, 12, 16]
     yield from table(["experts, 8 of 256 and the shared one", "read chained, M=1", *(f"M={m}" for m in counts), "aim"],
-                     [[suite.removeprefix("experts_"), f"{of[suite, experts, 1, 'pdl', False]['floor_us']:.2f}",
-                       *(judged(us(suite, experts, m), aims.get(m)) for m in counts),
+                     [[suite.removeprefix("experts_"), floor(suite, experts, "pdl"), *(against(suite, experts, m, aims.get(m)) for m in counts),
                        ", ".join(f"M={m}: {aim}" for m, aim in aims.items())] for suite, aims in EXPERT_AIMS.items()])
 
 
-def put_between(path, name, lines):
-    """Replaces what stands between the marks of a name in a document."""
+def between(text, name, lines):
+    """A document with what stands between the marks of a name replaced."""
     begin, end = f"<!-- {name}, written by bench/write_tables.py -->", f"<!-- end of {name} -->"
-    head, rest = path.read_text().split(begin)
-    path.write_text(head + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end)[1])
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise SystemExit(f"write_tables.py: the document needs the marks {begin} and {end} once each, in this order")
+    return text[:text.index(begin) + len(begin)] + "\n" + "\n".join(lines) + "\n" + text[text.index(end):]
 
 
 SECTIONS = [("host/gemv.json", host_gemv), ("host/model.json", host_model)]
@@ -232,8 +235,12 @@ def main():
     for path in sorted(RESULTS.glob("*/gemv.json")):
         if path.parent.name != "host":
             lines += [f"## {path.parent.name.upper()}", ""] + list(gpu_steps(path.parent)) + list(gpu_gemv(json.loads(path.read_text())))
-    (ROOT / "docs" / "benchmarks.md").write_text("\n".join(lines))
-    put_between(ROOT / "docs" / "design" / "gemv.md", "gemv", gemv_aims(json.loads((RESULTS / "h200" / "gemv.json").read_text())))
+    documents = {ROOT / "docs" / "benchmarks.md": "\n".join(lines)}
+    note, results = ROOT / "docs" / "design" / "gemv.md", RESULTS / "h200" / "gemv.json"
+    if results.exists():
+        documents[note] = between(note.read_text(), "gemv", gemv_aims(json.loads(results.read_text())))
+    for path, text in documents.items():  # all are made before one is written
+        path.write_text(text)
 
 
 main()

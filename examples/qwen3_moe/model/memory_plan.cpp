@@ -157,10 +157,10 @@ std::string paper_plan::json() const {
   out["state_slot_bytes"] = bytes.state_slot_bytes;
   out["expert_slots"] = plan.expert_slots;
   out["expert_slot_bytes"] = bytes.expert_slot_bytes;
-  out["expert_table_bytes"] = plan.expert_slots < bytes.experts && bytes.expert_table_bytes
-                                  ? bytes.expert_table_bytes(plan.expert_slots)
-                                  : 0;
-  out["expert_map_bytes"] = bytes.expert_map_bytes;
+  const bool fetches = plan.expert_slots < bytes.experts;
+  out["expert_table_bytes"] =
+      fetches && bytes.expert_table_bytes ? bytes.expert_table_bytes(plan.expert_slots) : 0;
+  out["expert_map_bytes"] = fetches ? bytes.expert_map_bytes : 0;
   out["experts"] = bytes.experts;
   out["captured_sizes"] = json::array(plan.captured_sizes.begin(), plan.captured_sizes.end());
   out["lines"] = json::parse(plan.lines.json_rows());

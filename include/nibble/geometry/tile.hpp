@@ -4,8 +4,9 @@
 ///
 /// A tile is 16 rows × 128 columns, the share one warp multiplies at a time. Tiles lie row tile by row tile,
 /// along K within a row tile. A warp's 32 lanes are (g = lane / 4, t = lane % 4): a lane owns fragment rows g
-/// and g + 8, and of the tile's columns 16 t … 16 t + 15 and 64 + 16 t … 64 + 16 t + 15: two blocks of NVFP4,
-/// and 32 bytes of an activation row, so that the four lanes of a row ask for whole cache lines of it.
+/// and g + 8, and of the tile's columns 16 t … 16 t + 15 and 64 + 16 t … 64 + 16 t + 15: of each half a block
+/// of NVFP4, and 32 bytes of an activation row, so that the four lanes of a row ask for whole cache lines of
+/// it.
 #pragma once
 
 #include <cstddef>

@@ -48,7 +48,7 @@ namespace detail {
 /// Blocks per multiprocessor and stages of a cut; no stages: it does not fit.
 [[nodiscard]] constexpr gemm_shape fitted(gemm_shape s, weight_format format, const device_class& device) {
   const int reserve = 3 * 1024, most = device.shared_bytes() - reserve;
-  const int registers = s.tiles * s.tokens / 2;  // of the sums, per thread
+  const int registers = s.tiles * s.tokens / 2;  // of the sums, per thread; 64 of 128 are too many
   for (const int blocks : {2, 1}) {
     if (blocks == 2 && (registers > 48 || s.threads() > 256)) continue;
     s.min_blocks = blocks;

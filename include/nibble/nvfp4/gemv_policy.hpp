@@ -58,7 +58,8 @@ namespace detail {
     p.min_blocks = 2;
     p.keep_output = true;
     const int parts = plan_of(layout, p).shared_bytes;  // stages are still zero
-    const int half = (device.architecture == 120 ? 99 : 113) * 1024 - 2048;
+    const int half =
+        (device.architecture == 120 ? 99 * 1024 - norm_bytes * layout.shape.k : 113 * 1024) - 2048;
     p.stages = std::clamp((half - parts) / row_bytes, 2, 5);
     if (compatible(layout, p) && plan_of(layout, p).shared_bytes <= half) return p;
     p = {};
@@ -78,12 +79,13 @@ namespace detail {
   const bool pieces = each == 1 && columns == 16 && row_bytes / p.warps >= 4096;
   // One token of FP8 in a chain of its like is fastest that way; where the router follows, the step is faster
   // with its weights in registers, 64 a thread.
-  const bool narrow = fp8 && norm_bytes == 0 && columns == 1 && each == 1 && ends_block;
+  const bool narrow = fp8 && norm_bytes == 0 && columns == 1 && each == 1 && (ends_block || !copy_engine);
   if (copy_engine && exact && !narrow && p.warps >= 8 && each * row_bytes <= budget &&
       (each > 1 ? nvfp4 : pieces || (row_bytes >= 16 * 1024 && (nvfp4 || columns <= 8)))) {
     p.variant = gemv_variant::one_shot;
     p.whole_rows = !pieces;
-    p.decode_early = nvfp4 && (each > 1 ? columns <= 8 || norm_bytes == 0 : columns <= 2 && norm_bytes <= 2);
+    p.decode_early = nvfp4 && (each > 1 ? columns <= 8 || (norm_bytes == 0 && per_warp <= 2)
+                                        : columns <= 2 && norm_bytes <= 2);
     // Sixteen tokens: x takes as long as the products of a few row tiles, so half of it arrives behind those
     // of the other half; FP8 reads it late rather than keep the next kernel's block away.
     p.x_in_turns = columns == 16 && each > 1 && per_warp <= 2;

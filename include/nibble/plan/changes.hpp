@@ -37,6 +37,7 @@ class changes_that_fit {
   /// it if that is what it takes. The numbers of several are those of the plan without any of these wishes;
   /// then, in the order in which they stand and until none rises any more, each becomes the largest that fits
   /// beside the others, its wish at most. So one more of any of them does not fit; KV bytes count in pages.
+  /// Where several are wrong and one of them is too small, none is found.
   [[nodiscard]] const std::vector<plan_proposal>& found() const { return found_; }
 
  private:
@@ -70,7 +71,7 @@ class changes_that_fit {
   }
   [[nodiscard]] std::optional<std::uint64_t> wished(wish what) const {
     const auto number = [](const std::optional<int>& w) {
-      return w ? std::optional(u(*w)) : std::optional<std::uint64_t>();
+      return w && *w > 0 ? std::optional(u(*w)) : std::optional<std::uint64_t>();
     };
     switch (what) {
       case wish::context_tokens:
@@ -85,7 +86,7 @@ class changes_that_fit {
         if (request_.kv_bytes && model_.kv_page_bytes > 0) return *request_.kv_bytes / model_.kv_page_bytes;
         return {};
       case wish::state_snapshots:
-        return u(request_.state_snapshots);
+        return number(request_.state_snapshots);
       case wish::vram_limit_bytes:
       case wish::more_memory_bytes:
         break;

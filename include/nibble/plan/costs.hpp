@@ -83,8 +83,7 @@ class plan_costs {
   [[nodiscard]] std::uint64_t expert_bytes_of(std::uint64_t slots) const {
     const std::uint64_t granule = request_.granule_bytes;
     return saturating_add(saturating_align(saturating_multiply(slots, model_.expert_slot_bytes), granule),
-                          saturating_add(saturating_align(tables_of(slots), granule),
-                                         saturating_align(map_of(slots), granule)));
+                          saturating_align(saturating_add(tables_of(slots), map_of(slots)), granule));
   }
   /// \param context that page tables are made for
   [[nodiscard]] std::uint64_t workspace_of(const plan_levels& at, std::uint64_t context) const {
@@ -147,8 +146,8 @@ class plan_costs {
     add(pages_of(at), model_.kv_page_bytes);
     add(slots_of(at), model_.expert_slot_bytes);
     // The level itself decides, so that the sum falls with nothing but the slots.
-    add(1, map_of(at.slots));
-    if (at.slots < experts() && model_.expert_table_bytes) add(1, model_.expert_table_bytes(slots_of(at)));
+    const bool tables = at.slots < experts() && model_.expert_table_bytes;
+    add(1, saturating_add(map_of(at.slots), tables ? model_.expert_table_bytes(slots_of(at)) : 0));
     return sum;
   }
   [[nodiscard]] bool fits(const plan_levels& at) const {

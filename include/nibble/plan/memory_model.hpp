@@ -148,7 +148,7 @@ class wish_refused : public format_error {
  public:
   explicit wish_refused(const std::string& text, std::vector<plan_proposal> proposals = {})
       : format_error(text), proposals_(std::move(proposals)) {}
-  /// Any one of them is enough. None: there are wishes that nothing changes.
+  /// Any one of them is enough, with the memory there is. None: none of few numbers was found.
   [[nodiscard]] const std::vector<plan_proposal>& proposals() const { return proposals_; }
 
  private:

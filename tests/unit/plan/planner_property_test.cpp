@@ -149,8 +149,8 @@ std::uint64_t recount(const world& w, const memory_plan& p) {
   add(p.kv_pages, w.model.kv_page_bytes);
   add(p.expert_slots, w.model.expert_slot_bytes);
   if (w.model.expert_slot_bytes > 0 && p.expert_slots < w.model.experts) {
-    add(1, w.model.expert_map_bytes);
-    if (w.model.expert_table_bytes) add(1, w.model.expert_table_bytes(p.expert_slots));
+    const std::uint64_t tables = w.model.expert_table_bytes ? w.model.expert_table_bytes(p.expert_slots) : 0;
+    add(1, saturating_add(w.model.expert_map_bytes, tables));
   }
   return sum;
 }

@@ -217,6 +217,8 @@ TEST_CASE("plan: a wish that cannot be comes with wishes that can, where there a
   const std::string text =
       proposals(model, r, 12 * gib);  // 1638 pages, the dummy among them; 4097 are needed
   CHECK(text == "--context 26192;--kv-bytes 1342504960;");
+  r.context_tokens = -1;  // less than nothing is no number to start from
+  CHECK(proposals(model, r, 12 * gib).empty());
   r = {};
   r.granule_bytes = 0;
   CHECK(proposals(model, r, 64 * gib).empty());
