@@ -74,8 +74,9 @@ trained_offload        resize    m..
 soak                   5         m..
 full_width             full_width mri
 '
-# Rings in shared memory whose slots one lane releases for its warp (kernels/ring_release.hpp), which racecheck does not
-# follow. The programs *_checked let every lane arrive and must be clean; elsewhere such reports are counted apart.
+# Rings in shared memory whose slots one lane releases for its warp, and warps that arrive at a named barrier without waiting
+# (kernels/ring_release.hpp): racecheck follows neither. The programs *_checked let every lane arrive and every warp wait, and
+# must be clean; elsewhere such reports are counted apart.
 known_race='gemv_kernel|gemm_wide_kernel|experts_gate_up_wide|experts_down_wide'
 
 begin=$SECONDS
@@ -123,7 +124,7 @@ for tool in "${tools[@]}"; do
       [ "$reports" -eq 0 ] || [ "$known" -ne "$reports" ] || count=0
     fi
     if [ "${count:-1}" -eq 0 ]; then
-      [ "$known" -eq 0 ] || own="$own ($known reports about the ring's slot release)"
+      [ "$known" -eq 0 ] || own="$own ($known reports about slots of a ring or arrivals without a wait)"
       echo "clean       $title, $took$own"
     else
       found=1

@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "nibble/kernels/fragment.cuh"
+#include "nibble/kernels/ring_release.hpp"
 #include "nibble/nvfp4/gemv_epilogue.cuh"
 #include "nibble/nvfp4/gemv_input.cuh"
 #include "nibble/nvfp4/gemv_types.hpp"
@@ -160,7 +161,8 @@ __device__ __forceinline__ void load_in_turns(int warp, Load load) {
     if (warp >= Warps / 2) partial_block_barrier<32 * Warps>();
   load();
   if constexpr (InTurns)
-    if (warp < Warps / 2) partial_block_arrive<32 * Warps>();
+    if (warp < Warps / 2)
+      arriving_warps_wait ? partial_block_barrier<32 * Warps>() : partial_block_arrive<32 * Warps>();
 }
 
 /// First row tile of block `b`: equal contiguous shares.
