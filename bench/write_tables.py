@@ -47,7 +47,8 @@ def gpu_gemv(rows):
     yield f"### NVFP4, FP8 and bf16 matrix-vector kernels, {first['device']}"
     yield ""
     yield (f"Driver {first['driver']}, CUDA {first['cuda']}. `floor` is a kernel that only reads the same bytes, in the same run and kind "
-           f"of chain. {stamp(first)}")
+           f"of chain; of experts, what it takes for one token's, times the bytes (more than such a kernel would take: a launch is in each). In cublasLt rows "
+           f"the bytes are those of the bf16 matrix, and the floor is still the packed one's. {stamp(first)}")
     yield ""
     yield from table(["suite", "geometry", "M", "kernel", "chain", "µs", "floor, µs", "share", "GB/s"],
                      [[r["suite"], r["geometry"], r["m"], r["kernel"], r["chain"], f"{r['us']:.2f}", f"{r['floor_us']:.2f}",
@@ -214,6 +215,22 @@ def gemv_aims(rows):
                        ", ".join(f"M={m}: {aim}" for m, aim in aims.items())] for suite, aims in EXPERT_AIMS.items()])
 
 
+def gemm_rows(rows):
+    """Many tokens: µs, from 128 tokens on TFLOP/s, and cuBLASLt over the matrix in bf16."""
+    times = {(r["geometry"], r["m"], r["kernel"] == "cublasLt"): r for r in rows if r["suite"] == "dense" and r["m"] > 16}
+    counts = sorted({m for _, m, _ in times})
+
+    def cell(geometry, m):
+        own, library = (times.get((geometry, m, of_library)) for of_library in (False, True))
+        if own is None:
+            return "–"
+        rate = f" ({2e-6 * own['n'] * own['k'] * m / own['us']:.0f})" if m >= 128 else ""
+        return f"{own['us']:.1f}{rate}" + (f" / {library['us']:.1f}" if library else "")
+
+    yield from table(["matrix, µs (TFLOP/s) / cuBLASLt bf16, µs", *(str(m) for m in counts)],
+                     [[g.replace("x", "×"), *(cell(g, m) for m in counts)] for g in dict.fromkeys(g for g, _, _ in times)])
+
+
 def between(text, name, lines):
     """A document with what stands between the marks of a name replaced."""
     begin, end = f"<!-- {name}, written by bench/write_tables.py -->", f"<!-- end of {name} -->"
@@ -238,7 +255,8 @@ def main():
     documents = {ROOT / "docs" / "benchmarks.md": "\n".join(lines)}
     note, results = ROOT / "docs" / "design" / "gemv.md", RESULTS / "h200" / "gemv.json"
     if results.exists():
-        documents[note] = between(note.read_text(), "gemv", gemv_aims(json.loads(results.read_text())))
+        rows = json.loads(results.read_text())
+        documents[note] = between(between(note.read_text(), "gemv", gemv_aims(rows)), "gemm", gemm_rows(rows))
     for path, text in documents.items():  # all are made before one is written
         path.write_text(text)
 

@@ -133,7 +133,8 @@ std::string paper_plan::text() const {
     std::snprintf(share, sizeof share, "%.1f",
                   100.0 * static_cast<double>(plan.expert_slots) / static_cast<double>(bytes.experts));
     out += std::to_string(plan.expert_slots) + " of " + std::to_string(bytes.experts) + " experts (" + share +
-           " %) are resident at a time; the others are in host memory\n";
+           " %) are resident at a time; host memory holds all of them, " +
+           nibble::bytes_text(bytes.experts * bytes.expert_slot_bytes) + "\n";
   }
   for (const auto& note : plan.notes) out += note + "\n";
   for (const auto& warning : warnings) out += "warning: " + warning + "\n";

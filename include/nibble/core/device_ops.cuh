@@ -88,6 +88,11 @@ inline constexpr bool chains = true;
 
 // Transaction barriers and the bulk copy engine, sm_90 and later. Policies never choose a variant that needs
 // them on older devices; the bodies are empty there only so that the same source compiles.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900 && \
+    (!defined(NIBBLE_ARCHITECTURE) || NIBBLE_ARCHITECTURE >= 90)
+#error \
+    "nibble: code for a device before sm_90 with the policies of sm_90: define NIBBLE_ARCHITECTURE, 89 for sm_89"
+#endif
 __device__ __forceinline__ void barrier_init(std::uint32_t barrier, std::uint32_t count) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");

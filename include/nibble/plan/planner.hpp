@@ -256,7 +256,7 @@ class planner {
         plan.notes.push_back("expert slots for one layer: prefill does not overlap fetching and computing");
         break;
       case expert_residency::part_of_layer:
-        plan.notes.push_back("expert slots for less than a layer: prefill goes through a layer in groups");
+        plan.notes.push_back("expert slots for less than a layer: prefill goes through a layer in pieces");
         break;
       case expert_residency::none:
       case expert_residency::all:
