@@ -5,6 +5,7 @@
     check_compiled.py spills NVCC SOURCE INCLUDE...       no instance spills or uses local memory (sm_90a)
     check_compiled.py order NVCC SOURCE INCLUDE...        weights are asked for before the wait, the trigger is after it
     check_compiled.py arch ARCH NVCC SOURCE INCLUDE...    the source assembles for an architecture
+    check_compiled.py readme NVCC SOURCE INCLUDE...       so does the product in README.md, for sm_90a
     check_compiled.py model ARCH MODEL NVCC SOURCE INCLUDE...
         every kernel of a compiled model's table assembles for an architecture, with as little local memory as a start
         sets aside for every thread
@@ -12,6 +13,7 @@
 `order` reads the PTX, and the machine code too where cuobjdump is on the PATH: ptxas has been seen moving loads below
 the wait.
 """
+import pathlib
 import re
 import shutil
 import subprocess
@@ -124,9 +126,21 @@ def arch(name, nvcc, source, includes):
     print(f"sm_{name}: assembles")
 
 
+def readme(nvcc, _, includes):
+    text = pathlib.Path(includes[0]).parent.joinpath("README.md").read_text(encoding="utf-8")
+    programs = re.findall(r"```cpp\n(.*?)```", text, re.S)
+    if len(programs) != 1:
+        sys.exit(f"README.md has {len(programs)} programs, not one")
+    with tempfile.NamedTemporaryFile(suffix=".cu", mode="w", encoding="utf-8") as source, tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        source.write(programs[0])
+        source.flush()
+        compile_to(flags(nvcc, source.name, includes, "90a", "-cubin") + ["-DNIBBLE_ARCHITECTURE=90"], cubin.name)
+    print("the product in README.md assembles")
+
+
 if sys.argv[1] == "model":
     model(sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5], sys.argv[6:])
 elif sys.argv[1] == "arch":
     arch(sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:])
 else:
-    {"spills": spills, "order": order}[sys.argv[1]](sys.argv[2], sys.argv[3], sys.argv[4:])
+    {"spills": spills, "order": order, "readme": readme}[sys.argv[1]](sys.argv[2], sys.argv[3], sys.argv[4:])
