@@ -102,7 +102,7 @@ enum class expert_residency : std::uint8_t {
   all,           ///< every expert has its own slot
   two_layers,    ///< slots for two layers: one is fetched while the other computes
   one_layer,     ///< slots for one layer: no overlap
-  part_of_layer  ///< fewer: a layer goes in groups
+  part_of_layer  ///< fewer: a layer goes in pieces
 };
 
 /// The split.

@@ -136,8 +136,8 @@ TEST_CASE("C064: the budget steps down from two layers of slots to a token's, an
   for (const step s : {step{512, expert_residency::two_layers, ""},
                        step{511, expert_residency::one_layer, "does not overlap"},
                        step{256, expert_residency::one_layer, "does not overlap"},
-                       step{255, expert_residency::part_of_layer, "in groups"},
-                       step{8, expert_residency::part_of_layer, "in groups"}}) {
+                       step{255, expert_residency::part_of_layer, "in pieces"},
+                       step{8, expert_residency::part_of_layer, "in pieces"}}) {
     const auto p = with_slots(s.slots);
     CHECK(p.expert_slots == s.slots);
     CHECK(p.residency == s.residency);
