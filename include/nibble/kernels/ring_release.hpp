@@ -5,7 +5,7 @@
 
 namespace nibble::device {
 
-#ifdef NIBBLE_RING_EVERY_LANE
+#ifdef NIBBLE_FOR_RACE_CHECKER
 inline constexpr bool for_race_checker = true;
 #else
 inline constexpr bool for_race_checker = false;

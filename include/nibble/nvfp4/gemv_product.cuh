@@ -154,7 +154,7 @@ inline constexpr bool norm_is_staged =
     Input::norm_bytes <= 2 || SharedBytes + K* Input::norm_bytes <= 112 * 1024;
 
 /// load() by every warp of a block. In turns, the second half of the warps waits until the first half has
-/// asked: a multiprocessor takes x in at 64 bytes a clock at most, and what is asked for first arrives first.
+/// asked: what is asked for first arrives first, and is multiplied while the rest is on its way.
 template <int Warps, bool InTurns, class Load>
 __device__ __forceinline__ void load_in_turns(int warp, Load load) {
   if constexpr (InTurns)
