@@ -33,7 +33,8 @@ struct arguments {
   std::vector<int> offload_gib;   ///< cards on which not all experts fit
   std::vector<int> first_tokens;  ///< prompts on the card of 12 GiB, or on the only one
   int ahead = 0;                  ///< experts fetched ahead; measured with and without
-  bool cpu = false;               ///< misses may be left to the CPU, where that measures faster
+  qwen3_moe::expert_fetch fetch = qwen3_moe::expert_fetch::measured;
+  bool cpu = false;  ///< misses may be left to the CPU, where that measures faster
   bool breakdown = false;
   std::string facts;  ///< further fields of every row: device, driver, commit, date
 };
@@ -230,7 +231,7 @@ class benchmark {
 
 /// A start as the server makes it, but for the context.
 runner start(bench::random_model<config>& weights, double vram_gib, int step_tokens, int context, bool cpu,
-             int ahead) {
+             int ahead, qwen3_moe::expert_fetch fetch) {
   nibble::start_options options;
   auto& request = options.request;
   request.context_tokens = context;
@@ -243,7 +244,7 @@ runner start(bench::random_model<config>& weights, double vram_gib, int step_tok
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   };
   auto source = weights.source();
-  source.keeping.ahead = ahead;
+  source.keeping.ahead = ahead, source.keeping.fetch = fetch;
   source.keeping.cpu = cpu ? qwen3_moe::cpu_share::measured : qwen3_moe::cpu_share::off;
   return runner(nibble::startup::start<core>(std::move(options), std::move(source), context));
 }
@@ -258,7 +259,7 @@ int run_offload(const arguments& a) {
   double memory = 1, link = 1;
   std::vector<std::pair<int, double>> resident;  // step tokens of 2048 and of the whole prompt
   {
-    runner whole = start(weights, 0, a.step_tokens, context, false, 0);
+    runner whole = start(weights, 0, a.step_tokens, context, false, 0, a.fetch);
     benchmark b(whole, a);
     memory = b.bytes_per_us(), link = b.link_bytes_per_us();
     offload o(whole, a.facts, memory, link);
@@ -274,7 +275,7 @@ int run_offload(const arguments& a) {
   bool whole_prompts = false;
   for (const int gib : a.offload_gib) {
     const bool all = gib == 12 || a.offload_gib.size() == 1;
-    runner r = start(weights, gib, 0, context, a.cpu, a.ahead);
+    runner r = start(weights, gib, 0, context, a.cpu, a.ahead, a.fetch);
     benchmark b(r, a);
     offload o(r, a.facts, memory, link);
     if (all) o.start(gib);
@@ -286,7 +287,7 @@ int run_offload(const arguments& a) {
   for (const int gib : a.offload_gib)
     if (!whole_prompts && (gib == 12 || a.offload_gib.size() == 1)) {
       // Long prompts in one step: every expert is fetched once.
-      runner r = start(weights, gib, a.step_tokens, context, a.cpu, a.ahead);
+      runner r = start(weights, gib, a.step_tokens, context, a.cpu, a.ahead, a.fetch);
       offload o(r, a.facts, memory, link);
       prompts(o, gib, 2049);
     }
@@ -314,7 +315,12 @@ int run(int argc, char** argv) {
       a.first_tokens = numbers(value());
     else if (name == "--ahead")
       a.ahead = std::atoi(value());
-    else if (name == "--cpu")
+    else if (name == "--fetch") {
+      const std::string how = value();
+      a.fetch = how == "kernel"   ? qwen3_moe::expert_fetch::kernel
+                : how == "engine" ? qwen3_moe::expert_fetch::engine
+                                  : qwen3_moe::expert_fetch::measured;
+    } else if (name == "--cpu")
       a.cpu = true;
     else if (name == "--breakdown")
       a.breakdown = true;
@@ -324,7 +330,7 @@ int run(int argc, char** argv) {
       std::fprintf(stderr,
                    "bench_steps [--batch 1,8] [--context 512] [--prefill 8192] [--step-tokens 8192] "
                    "[--vram-limit-gib 12] [--breakdown] [--offload-gib 8,12,16 [--first-token 1,64,8192] "
-                   "[--ahead 1] [--cpu]] "
+                   "[--ahead 1] [--fetch auto|kernel|engine] [--cpu]] "
                    "[--facts ,\\\"device\\\":…]\n");
       return 2;
     }

@@ -116,13 +116,14 @@ class offload_benchmark {
     const double bound = std::max(bytes / memory_, m.missed() / steps * slot_bytes / (link_ + cpu));
     std::printf(
         "{\"bench\":\"offload\",\"suite\":\"steps\",\"model\":\"%s\",\"vram_gib\":%g,\"slots\":%d,"
-        "\"trace\":\"%s\",\"policy\":\"worth\",\"cpu_gbps\":%.1f,\"ahead\":%d,\"guesses_per_step\":%.1f,"
+        "\"trace\":\"%s\",\"policy\":\"worth\",\"cpu_gbps\":%.1f,\"fetch\":\"%s\",\"ahead\":%d,\"guesses_per_"
+        "step\":%.1f,"
         "\"guesses_used_per_step\":%.1f,\"hit_rate\":%.4f,\"us_per_step\":%.0f,"
         "\"bound_us\":%.0f,"
         "\"over_bound\":%.3f,\"tokens_per_s\":%.1f,\"pcie_gbps\":%.1f%s}\n",
         std::string(config_type::name).c_str(), vram_gib, slots(), exponent > 0 ? "zipf" : "uniform",
-        cpu / 1e3, ahead, m.guesses / steps, m.guessed / steps, m.hit_rate(), us, bound, us / bound, 1e6 / us,
-        link_ / 1e3, facts_.c_str());
+        cpu / 1e3, how(), ahead, m.guesses / steps, m.guessed / steps, m.hit_rate(), us, bound, us / bound,
+        1e6 / us, link_ / 1e3, facts_.c_str());
     std::fflush(stdout);
   }
 
@@ -171,10 +172,11 @@ class offload_benchmark {
     const double fetch_ms = t.missed * slot_bytes / link_ / 1e3, bound = std::max(fetch_ms, resident_ms);
     std::printf(
         "{\"bench\":\"offload\",\"suite\":\"first token\",\"model\":\"%s\",\"vram_gib\":%g,\"slots\":%d,"
-        "\"ahead\":%d,\"step_tokens\":%d,\"prompt_tokens\":%d,\"ms\":%.2f,\"bound_ms\":%.2f,\"over_bound\":%."
+        "\"fetch\":\"%s\",\"ahead\":%d,\"step_tokens\":%d,\"prompt_tokens\":%d,\"ms\":%.2f,\"bound_ms\":%.2f,"
+        "\"over_bound\":%."
         "3f,"
         "\"fetched_experts\":%.0f,\"resident_ms\":%.2f%s}\n",
-        std::string(config_type::name).c_str(), vram_gib, slots(), ahead, runner_.limits().step_tokens,
+        std::string(config_type::name).c_str(), vram_gib, slots(), how(), ahead, runner_.limits().step_tokens,
         tokens, t.ms, bound, t.ms / bound, t.missed, resident_ms, facts_.c_str());
     std::fflush(stdout);
   }
@@ -198,6 +200,11 @@ class offload_benchmark {
         "{\"bench\":\"offload\",\"suite\":\"start\",\"model\":\"%s\",\"vram_gib\":%g,\"phase\":\"%s\","
         "\"ms\":%.1f%s}\n",
         std::string(config_type::name).c_str(), vram_gib, phase, ms, facts_.c_str());
+  }
+  /// What brings experts.
+  [[nodiscard]] const char* how() const {
+    const auto* offload = runner_.engine().model().offload();
+    return offload != nullptr && offload->fetches_by_engine() ? "engine" : "kernel";
   }
   [[nodiscard]] int slots() const {
     const auto* offload = runner_.engine().model().offload();

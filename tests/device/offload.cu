@@ -2,11 +2,14 @@
 // expert_offload as a backend uses it: warm starts, failures, pools that shrink and grow, prefill a layer
 // ahead, and the CPU's share of the misses.
 #include <atomic>
+#include <chrono>
 #include <memory>
+#include <thread>
 
 #include "device_test.cuh"
 #include "expert_stores.cuh"
 #include "nibble/core/bf16.hpp"
+#include "nibble/moe/fetch_engine_measure.cuh"
 #include "nibble/moe/placement_offload.cuh"
 
 using namespace nibble;
@@ -20,7 +23,8 @@ constexpr moe::residency_shape shape = device_test::store_shape;
 const launch_options chained{device_test::stream(), device_test::chained};
 
 /// The whole: starts warm, serves, fails a step and goes on, shrinks and grows under the same view.
-void together(int locked_experts) {
+/// \param engine the copy engine brings what is missing, some of it late
+void together(int locked_experts, bool engine) {
   device_test::prepare_kernels<moe::beside_fetch_family>();
   const std::size_t slot_bytes = 128 * 33;
   const auto store =
@@ -36,6 +40,14 @@ void together(int locked_experts) {
                                        if (number == fail_at) throw nibble::error("gone");
                                        std::memcpy(out.data(), store->expert(number).data(), out.size());
                                      });
+  std::mt19937 lateness(5);
+  if (engine)
+    offload.fetch_by_engine(std::make_unique<moe::copy_engine>(
+        *store, reinterpret_cast<std::byte*>(slots.data()), most, shape.experts, [&](int number) {
+          if (lateness() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(lateness() % 300));
+          if (number == fail_at) throw nibble::error("gone");
+        }));
+  NIBBLE_CHECK(offload.fetches_by_engine() == engine);
   NIBBLE_CHECK(offload.most_rows() == 6);
   const auto resident = [&] {
     const auto v = offload.tables();
@@ -100,7 +112,7 @@ void together(int locked_experts) {
   offload.abandon(device_test::stream());
   NIBBLE_CHECK(offload.generation() == before + 2 && resident() == 0);
   NIBBLE_CHECK(step(1).empty() && resident() > 0);
-  if (locked_experts < shape.total()) {
+  if (locked_experts < shape.total() || engine) {
     fail_at = 47;
     std::string what;
     for (int i = 0; i < 400 && what.empty(); ++i) what = step(2);
@@ -138,6 +150,8 @@ void together(int locked_experts) {
     }
   NIBBLE_CUDA_CHECK(cudaStreamSynchronize(side));
   NIBBLE_CUDA_CHECK(cudaStreamDestroy(side));
+  offload.finish(device_test::stream());
+  NIBBLE_CHECK(resident() > 4);
   const auto saved = offload.worth(device_test::stream());
   NIBBLE_CHECK(*std::max_element(saved.begin(), saved.end()) > moe::worth_least);
 }
@@ -161,7 +175,7 @@ __global__ void use_experts(const std::int32_t* ids, const std::int32_t* slot_of
 /// computes, the tables are the host's in the end, and every slot holds the expert that they name. Chained as
 /// a server's steps are: only what waits for demand and guesses, the layer's product, is launched plainly, so
 /// a layer's placement and demand begin early beside the guesses for it.
-void ahead() {
+void ahead(bool engine) {
   constexpr moe::residency_shape shape{6, 16, 2};
   device_test::prepare_kernels<moe::beside_fetch_family>();
   constexpr std::size_t slot_bytes = 128 * 133;
@@ -177,6 +191,14 @@ void ahead() {
       const buffer<std::uint8_t> memory(static_cast<std::size_t>(slots) * slot_bytes);
       moe::expert_offload<shape> offload(*store, reinterpret_cast<std::byte*>(memory.data()), slots, slots,
                                          {}, device_test::stream());
+      std::mt19937 lateness(7);
+      if (engine)
+        offload.fetch_by_engine(std::make_unique<moe::copy_engine>(
+            *store, reinterpret_cast<std::byte*>(memory.data()), slots, shape.experts, [&](int) {
+              if (lateness() % 8 == 0)
+                std::this_thread::sleep_for(std::chrono::microseconds(lateness() % 200));
+            }));
+      NIBBLE_CHECK(offload.joins(1) != engine && !offload.joins(0));
       NIBBLE_CHECK(offload.looks_ahead(rows, limit) && !offload.looks_ahead(moe::most_ahead_rows + 1, limit));
       moe::host_residency host(shape, slots);
       static_cast<void>(
@@ -237,7 +259,7 @@ void ahead() {
           coming = host.place(q).ahead;
         }
         if (i % 5 != 4) continue;  // up to five steps are under way
-        NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
+        offload.finish(device_test::stream());
         NIBBLE_CUDA_CHECK(cudaStreamSynchronize(side));
         const auto v = offload.tables();
         std::vector<std::int32_t> of(static_cast<std::size_t>(shape.total()));
@@ -265,13 +287,16 @@ void ahead() {
 }
 
 /// The CPU's share: every expert of a row is resident after bring() or comes from the CPU, each exactly once.
-void shared() {
+void shared(bool engine) {
   constexpr std::size_t slot_bytes = 128 * 9;
   constexpr int hidden = 64, rows = 4, slots = 24;
   const auto store = make_store(shape.total(), slot_bytes, UINT64_MAX);
   const buffer<std::uint8_t> memory(slots * slot_bytes);
   moe::expert_offload<shape> offload(*store, reinterpret_cast<std::byte*>(memory.data()), slots, slots, {},
                                      device_test::stream());
+  if (engine)
+    offload.fetch_by_engine(std::make_unique<moe::copy_engine>(
+        *store, reinterpret_cast<std::byte*>(memory.data()), slots, shape.experts));
   const auto value = [](int layer, int id) { return static_cast<float>(1 + id + 16 * layer); };
   std::atomic<bool> fail = false;
   auto server = std::make_unique<moe::host_experts_server>(
@@ -349,13 +374,77 @@ void shared() {
   NIBBLE_CHECK(on_host > 0);
 }
 
+/// A thread that hangs: the step fails once the kernel's patience is over, and the next one works.
+void stuck() {
+  constexpr std::size_t slot_bytes = 128 * 9;
+  const auto store = make_store(shape.total(), slot_bytes, UINT64_MAX);
+  const buffer<std::uint8_t> memory(24 * slot_bytes);
+  moe::expert_offload<shape> offload(*store, reinterpret_cast<std::byte*>(memory.data()), 24, 24, {},
+                                     device_test::stream());
+  std::atomic<bool> hang = true;
+  offload.fetch_by_engine(std::make_unique<moe::copy_engine>(
+      *store, reinterpret_cast<std::byte*>(memory.data()), 24, shape.experts, [&](int) {
+        const auto begin = std::chrono::steady_clock::now();
+        while (hang && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }));
+  const buffer<std::int32_t> ids(std::vector<std::int32_t>{14, 15});
+  moe::residency_counts counts;
+  const auto step = [&] {
+    NIBBLE_GOOD(offload.bring(2, ids.data(), 1, place_mode::decode, chained));
+    NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
+    NIBBLE_CUDA_CHECK(cudaMemcpy(&counts, offload.tables().counts, sizeof counts, cudaMemcpyDeviceToHost));
+  };
+  step();
+  NIBBLE_CHECK(counts.failed == 1 && counts.misses == 2);
+  step();  // launched before anybody knew: fails at once, although its experts are in the tables
+  NIBBLE_CHECK(counts.failed == 2 && counts.hits == 2);
+  hang = false;
+  NIBBLE_CHECK(
+      offload.failure(counts, offload.generation(), device_test::stream()).find("could not be read") !=
+      std::string::npos);
+  step();
+  NIBBLE_CHECK(counts.good() && counts.misses == 2);
+  const auto bytes = memory.read();
+  std::vector<std::int32_t> of(static_cast<std::size_t>(shape.total()));
+  NIBBLE_CUDA_CHECK(cudaMemcpy(of.data(), offload.tables().slot_of, 4 * of.size(), cudaMemcpyDeviceToHost));
+  for (const int id : {14, 15}) {
+    const int number = 2 * shape.experts + id, at = of[static_cast<std::size_t>(number)];
+    NIBBLE_CHECK(at >= 0 && std::memcmp(bytes.data() + static_cast<std::size_t>(at) * slot_bytes,
+                                        store->expert(number).data(), slot_bytes) == 0);
+  }
+}
+
+/// Both ways are measured, and both bring the experts.
+void measured() {
+  constexpr std::size_t slot_bytes = 128 * 1000;
+  const auto store = make_store(shape.total(), slot_bytes, UINT64_MAX);
+  const buffer<std::uint8_t> memory(4 * slot_bytes);
+  const moe::copy_engine engine(*store, reinterpret_cast<std::byte*>(memory.data()), 4, shape.experts);
+  moe::fetch_params fetch;
+  fetch.store = reinterpret_cast<const std::uint8_t*>(store->data()), fetch.slots = memory.data();
+  fetch.slot_bytes = fetch.bytes = slot_bytes, fetch.slot_count = 4, fetch.expert_count = shape.total();
+  const moe::fetch_times times = moe::measure_fetch(fetch, engine, device_test::stream());
+  NIBBLE_CHECK(times.experts == 4 && times.kernel_us > 0 && times.engine_us > 0 && times.engine_us < 1e6f);
+  // The last repetition's: 11 of each kind, four experts each.
+  const auto bytes = memory.read();
+  for (int i = 0; i < 4; ++i)
+    NIBBLE_CHECK(std::memcmp(bytes.data() + static_cast<std::size_t>(i) * slot_bytes,
+                             store->expert((10 * 4 + i) % shape.total()).data(), slot_bytes) == 0);
+}
+
 const bool registered[] = {
     device_test::add("together", "all locked, some locked, none locked",
                      [] {
-                       for (const int locked : {48, 32, 0}) together(locked);
+                       for (const int locked : {48, 32, 0}) together(locked, false);
                      }),
-    device_test::add("ahead", "guesses come beside a layer, captured and not", [] { ahead(); }),
-    device_test::add("shared", "the CPU takes some of the misses", [] { shared(); }),
+    device_test::add("ahead", "guesses come beside a layer, captured and not", [] { ahead(false); }),
+    device_test::add("shared", "the CPU takes some of the misses", [] { shared(false); }),
+    device_test::add("engine", "the copy engine brings what is missing", [] { together(48, true); }),
+    device_test::add("engine_ahead", "the copy engine brings guesses, too", [] { ahead(true); }),
+    device_test::add("engine_shared", "the copy engine and the CPU", [] { shared(true); }),
+    device_test::add("engine_stuck", "a copy that does not come fails the step", [] { stuck(); }),
+    device_test::add("engine_measured", "the measurement at the start", [] { measured(); }),
 };
 
 }  // namespace

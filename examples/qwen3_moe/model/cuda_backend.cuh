@@ -122,8 +122,7 @@ class cuda_backend {
     want_all_rows();
     status_ = {};
     // Experts then come beside the whole step.
-    options_.left_multiprocessors =
-        streams_ahead() || streams_layers(rows_) ? nibble::moe::beside_fetch_family::multiprocessors : 0;
+    options_.left_multiprocessors = fetches_beside() ? nibble::moe::beside_fetch_family::multiprocessors : 0;
   }
   /// Every row gets logits, in order; or `count` of the wanted ones from number `first` on.
   void want_all_rows() { set_wanted(nullptr, rows_); }
@@ -326,6 +325,13 @@ class cuda_backend {
     else
       return false;
   }
+  /// Whether a kernel brings experts beside the whole step.
+  [[nodiscard]] bool fetches_beside() const {
+    if constexpr (shapes::residency.valid())
+      return (streams_ahead() || streams_layers(rows_)) && !offload->fetches_by_engine();
+    else
+      return false;
+  }
   /// Whether `rows` of a prefill step bring all of the next layer while a layer computes.
   [[nodiscard]] bool streams_layers(int rows) const {
     if constexpr (shapes::residency.valid())
@@ -420,7 +426,7 @@ class cuda_backend {
       p.y = sum.data + row * sum.columns, p.ldy = sum.columns;
       p.residual = p.y, p.ldr = sum.columns;
       const auto begins =
-          looks_ahead() && offload_type::joins(place.layer) ? nibble::launch_chain::plain : options_.chain;
+          looks_ahead() && offload->joins(place.layer) ? nibble::launch_chain::plain : options_.chain;
       return launcher::template launch<typename families::experts>(p, rows_, options_, begins);
     });
   }

@@ -25,6 +25,7 @@
 #include "model/kept_experts.cuh"
 #include "nibble/core/device_arena.cuh"
 #include "nibble/core/device_memory.cuh"
+#include "nibble/moe/fetch_engine_measure.cuh"
 #include "nibble/startup/cuda_platform.cuh"
 #include "nibble/startup/phases.hpp"
 #include "nibble/startup/representative.cuh"
@@ -232,6 +233,9 @@ class cuda_core {
   void look_ahead() {
     static_assert(most_ahead == nibble::moe::most_ahead);
     backend_.ahead_limit = source_.keeping.ahead_on(Device);
+    // What is usual rests on the copy engine where there are no bulk copies.
+    if (!source_.keeping.ahead && !offload_->fetches_by_engine() && !Device.has_bulk_copies())
+      backend_.ahead_limit = 0;
     if (backend_.ahead_limit == 0) return;
     constexpr router_ahead_workspace w = router_ahead_workspace_of(c);
     ahead_ = nibble::device_memory(w.bytes);
@@ -281,10 +285,12 @@ class cuda_core {
                                            [&context](std::string_view line) { context.log(line); });
         context.finish_phase("experts in host memory", begin);
       }
+      auto engine = engine_of(context, slots);
       host_misses shared = share_misses(context, slots);
       const auto begin = std::chrono::steady_clock::now();
       offload_ = std::make_unique<offload_type>(kept_->store(), expert_slots_.base(), slots, slots,
                                                 kept_->files().load_worth(), stream_, kept_->reader());
+      if (engine != nullptr) offload_->fetch_by_engine(std::move(engine));
       if (shared.server != nullptr) offload_->share_with_host(std::move(shared.server), shared.fetch_of);
       host_bytes_per_us_ = offload_->shares_with_host() ? shared.bytes_per_us : 0;
       context.finish_phase("experts to slots", begin);
@@ -294,11 +300,32 @@ class cuda_core {
     }
   }
 
+  /// The copy engine, where it is to bring what is missing.
+  [[nodiscard]] std::unique_ptr<nibble::moe::copy_engine> engine_of(context_type& context, int slots) {
+    const expert_fetch wish = source_.keeping.fetch;
+    if (wish == expert_fetch::kernel || !kept_->all_locked()) return nullptr;
+    auto engine = std::make_unique<nibble::moe::copy_engine>(
+        kept_->store(), expert_slots_.base(), expert_count(c), c.experts, kept_->before_read());
+    if (wish == expert_fetch::engine) return engine;
+    nibble::moe::fetch_params all;
+    all.store = reinterpret_cast<const std::uint8_t*>(kept_->store().data());
+    all.slots = reinterpret_cast<std::uint8_t*>(expert_slots_.base());
+    all.slot_bytes = all.bytes = slot_bytes;
+    all.slot_count = slots, all.expert_count = expert_count(c);
+    const nibble::moe::fetch_times times = nibble::moe::measure_fetch(all, *engine, stream_);
+    const auto us = [](float value) {
+      return value < 1e6f ? std::to_string(static_cast<int>(value)) + " us" : std::string("too long");
+    };
+    context.log("experts: " + std::to_string(times.experts) + " are fetched by a kernel in " +
+                us(times.kernel_us) + " and by the copy engine in " + us(times.engine_us) +
+                (times.engine_pays() ? ", which is taken" : "; the kernel is taken"));
+    return times.engine_pays() ? std::move(engine) : nullptr;
+  }
+
   /// Whether and how the CPU takes a share of the misses.
   [[nodiscard]] host_misses share_misses(context_type& context, int slots) {
     const cpu_share wish = source_.keeping.cpu;
-    if (wish == cpu_share::off || c.formats.expert_gate_up != weight_format::nvfp4 ||
-        kept_->store().locked() < kept_->store().count())
+    if (wish == cpu_share::off || c.formats.expert_gate_up != weight_format::nvfp4 || !kept_->all_locked())
       return {};
     const auto begin = std::chrono::steady_clock::now();
     host_misses shared =

@@ -20,10 +20,17 @@ enum class cpu_share : std::uint8_t {
   always,    ///< half of them, whatever it takes: for tests
 };
 
-/// What measured best: more keep the link from what is demanded. Without a bulk copy engine nothing was
+/// What brings missing experts.
+enum class expert_fetch : std::uint8_t {
+  measured,  ///< the copy engine, unless a kernel is faster at the start
+  kernel,    ///< multiprocessors that read host memory
+  engine,    ///< the copy engine, whatever it takes; still a kernel for experts that are not page-locked
+};
+
+/// What measured best: more keep the link from what is demanded. By a kernel without bulk copies nothing was
 /// measured.
-[[nodiscard]] constexpr int usual_ahead(nibble::device_class device) {
-  return device.has_bulk_copies() ? 1 : 0;
+[[nodiscard]] constexpr int usual_ahead(nibble::device_class device, expert_fetch fetch) {
+  return device.has_bulk_copies() || fetch != expert_fetch::kernel ? 1 : 0;
 }
 inline constexpr int most_ahead = 4;
 
@@ -39,16 +46,17 @@ struct expert_keeping {
   /// With this, logits depend in their last bits on which experts happened to be missing: the CPU's share is
   /// summed in another order.
   cpu_share cpu = cpu_share::off;
+  expert_fetch fetch = expert_fetch::measured;
   /// Experts of the next layer that steps of few tokens may fetch while a layer computes, by what its router
   /// would choose of the rows as they are: 0 … 4. Other than 0: prompts fetch all that it would choose.
   /// Nothing: usual_ahead.
   std::optional<int> ahead;
   /// What `ahead` comes to on a device.
   [[nodiscard]] int ahead_on(nibble::device_class device) const {
-    return std::clamp(ahead.value_or(usual_ahead(device)), 0, most_ahead);
+    return std::clamp(ahead.value_or(usual_ahead(device, fetch)), 0, most_ahead);
   }
-  /// For tests: called on a host thread before an expert that is not page-locked is read; what it throws
-  /// fails the step.
+  /// For tests: called on a host thread before an expert that is not page-locked is read, or the copy engine
+  /// is asked for one; what it throws fails the step.
   std::function<void(int number)> before_read;
 };
 

@@ -60,6 +60,9 @@ class kept_experts {
   [[nodiscard]] const expert_files& files() const { return files_; }
   /// Idle outside of steps.
   [[nodiscard]] cudaStream_t side() const { return side_; }
+  /// Whether kernels and the copy engine can have all of them.
+  [[nodiscard]] bool all_locked() const { return store_.locked() == store_.count(); }
+  [[nodiscard]] const std::function<void(int)>& before_read() const { return before_read_; }
   /// Reads experts that are not page-locked.
   [[nodiscard]] nibble::moe::fetch_server::reader reader() const {
     return [this](int number, std::span<std::byte> out) {

@@ -141,10 +141,11 @@ std::unique_ptr<loaded_model> load_model(const std::filesystem::path& folder, co
     if (options.mode == nibble::load_mode::map) model->mapped_files = opening;
     const expert_keeping& experts = options.experts;
     if (!(options.cuda == cuda_options{}) || experts.cache_file || experts.ahead ||
-        experts.lock_limit_bytes != UINT64_MAX)
+        experts.fetch != expert_fetch::measured || experts.lock_limit_bytes != UINT64_MAX)
       model->notes.push_back(
           "options about a GPU's memory and how its experts come (--vram-limit, --kv-bytes, --kv-fp8, "
-          "--expert-slots, --expert-cache, --expert-ahead, --lock-limit) have no effect on the CPU");
+          "--expert-slots, --expert-cache, --expert-ahead, --expert-fetch, --lock-limit) have no effect on "
+          "the CPU");
   }
   model->compiled_name = compiled->name;
   model->config = config;

@@ -201,10 +201,23 @@ void add_expert_options(CLI::App& command, expert_keeping& experts) {
             if (count != "auto") experts.ahead = count[0] - '0';
           },
           "Experts that a step of few tokens fetches for the next layer while one computes, by what its "
-          "router would choose now: 0 to 4; unless it is 0, prompts fetch all of those. auto is 1 from "
-          "architecture 90 on, else 0")
+          "router would choose now: 0 to 4; unless it is 0, prompts fetch all of those. auto is 1, or 0 "
+          "where a kernel fetches and the architecture is below 90")
       ->type_name("N")
       ->check(CLI::IsMember({"auto", "0", "1", "2", "3", "4"}).description(""))
+      ->default_str("auto");
+  command
+      .add_option_function<std::string>(
+          "--expert-fetch",
+          [&experts](const std::string& how) {
+            experts.fetch = how == "kernel"   ? expert_fetch::kernel
+                            : how == "engine" ? expert_fetch::engine
+                                              : expert_fetch::measured;
+          },
+          "What brings missing experts: the copy engine of the GPU, or a kernel that reads host memory; auto "
+          "takes what is faster at the start")
+      ->type_name("HOW")
+      ->check(CLI::IsMember({"auto", "kernel", "engine"}).description(""))
       ->default_str("auto");
   add_size_option(command, "--lock-limit", experts.lock_limit_bytes,
                   "Host memory that may be page-locked for experts; those beyond come slower");

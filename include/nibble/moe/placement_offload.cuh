@@ -19,6 +19,8 @@
 #include "nibble/core/device_memory.cuh"
 #include "nibble/moe/expert_store.hpp"
 #include "nibble/moe/fetch_beside.cuh"
+#include "nibble/moe/fetch_engine.cuh"
+#include "nibble/moe/fetch_engine_server.cuh"
 #include "nibble/moe/fetch_launch.cuh"
 #include "nibble/moe/fetch_server.cuh"
 #include "nibble/moe/fetch_staged.cuh"
@@ -47,7 +49,7 @@ class expert_offload {
  public:
   /// Every kernel that bring(), bring_ahead() and add_host_share() may launch.
   using kernels = table_of<residency_family<Shape>, fetch_family, beside_fetch_family, staged_fetch_family,
-                           host_question_family, host_experts_family>;
+                           engine_wait_family, host_question_family, host_experts_family>;
 
   /// Fills the slots with the worthiest experts; takes as long as the bytes over the link.
   /// \param slots memory of slot_count slots now, and at the same address of most_slots once it has grown
@@ -86,6 +88,15 @@ class expert_offload {
   }
   [[nodiscard]] bool shares_with_host() const { return host_ != nullptr; }
 
+  /// From now on the copy engine brings what is missing. Before anything is captured. \param engine for this
+  /// store and these slots
+  void fetch_by_engine(std::unique_ptr<copy_engine> engine) {
+    if (server_ != nullptr) throw error("expert offload: the copy engine needs page-locked experts");
+    engine_ = std::move(engine);
+  }
+  /// Whether it does: then nothing is fetched on a second stream, and no multiprocessor is taken.
+  [[nodiscard]] bool fetches_by_engine() const { return engine_ != nullptr; }
+
   /// What the CPU needs of a layer's rows to take a share of their misses, and where it goes.
   struct host_share {
     const float* weights = nullptr;  ///< [rows][top_k]
@@ -104,6 +115,7 @@ class expert_offload {
                              const host_share* share = nullptr) const {
     const place_params p = placement(layer, ids, rows, mode);
     if (const status s = place(p, rows, share, launch); !s.ok()) return s;
+    if (engine_ != nullptr) return launch(std::type_identity<engine_wait_family>{}, arrival());
     const fetch_params f = fetch(p.list, p.state);
     if (server_ == nullptr) return launch(std::type_identity<fetch_family>{}, f);
     return launch(std::type_identity<staged_fetch_family>{},
@@ -127,7 +139,7 @@ class expert_offload {
   }
   /// Whether bring_ahead() leaves two kernels to wait for, this layer's demand and its guesses: a kernel
   /// behind two others cannot start early behind one of them.
-  [[nodiscard]] static constexpr bool joins(int layer) { return layer > 0; }
+  [[nodiscard]] bool joins(int layer) const { return layer > 0 && engine_ == nullptr; }
   /// bring() that has up to `ahead.limit` likely experts of the next layer come on a second stream while this
   /// layer computes. For every layer in order, layer 0 first; may be captured. The link brings what is
   /// demanded first, then guesses, with whose rest the next layer's demand shares it. Wrong guesses stay
@@ -141,7 +153,7 @@ class expert_offload {
     const bool guesses = layer + 1 < Shape.layers;
     place_params p = placement(layer, ids, rows, mode);
     // Guesses for this layer may still be coming: their slots are not to be filled by anything else.
-    if (joins(layer)) p.guesses = p.state.ahead_list(Shape, layer), p.recent = p.guesses;
+    if (layer > 0) p.guesses = p.state.ahead_list(Shape, layer), p.recent = p.guesses;
     if (guesses) {
       p.ahead_list = p.state.ahead_list(Shape, layer + 1), p.ahead_ids = ahead.ids;
       p.ahead_assignments = rows * Shape.top_k, p.ahead_row = Shape.top_k, p.ahead_limit = ahead.limit;
@@ -150,6 +162,7 @@ class expert_offload {
       return launch(family, params, options);
     };
     if (const status s = place(p, rows, share, chained); !s.ok()) return s;
+    if (engine_ != nullptr) return chained(std::type_identity<engine_wait_family>{}, arrival());
     if (const status s = chained(std::type_identity<fetch_family>{}, fetch(p.list, p.state)); !s.ok())
       return s;
     // The link is never idle between a guess and the next demand: what waits for both is the layer's product.
@@ -178,9 +191,9 @@ class expert_offload {
   /// bring() for a prefill step that asks for many experts: while a layer computes, those of the next one
   /// that are missing come on a second stream. Call it for every layer in order, layer 0 first; not captured.
   /// Up to two layers' missing experts take the least valuable slots, so there must be twice a layer's.
-  /// \param side a stream of the caller, idle before layer 0  \param next [rows][top_k], what the next layer
-  /// is likely to ask for; null: all of it, for steps of so many tokens that nearly every expert is asked for
-  /// (streams_layers)
+  /// \param side a stream of the caller, idle before layer 0, which the copy engine does without  \param next
+  /// [rows][top_k], what the next layer is likely to ask for; null: all of it, for steps of so many tokens
+  /// that nearly every expert is asked for (streams_layers)
   [[nodiscard]] status bring_streaming(int layer, const std::int32_t* ids, int rows,
                                        const launch_options& options, cudaStream_t side,
                                        const std::int32_t* next = nullptr) const {
@@ -189,7 +202,7 @@ class expert_offload {
     const bool guessed = layer > 0, guesses = layer + 1 < Shape.layers;
     const launch_options after{options.stream, launch_chain::plain}, beside{side, launch_chain::plain};
     // The guesses for this layer have come, all of them.
-    if (guessed)
+    if (guessed && engine_ == nullptr)
       if (const status s = wait(side, arrived_.get(), options.stream); !s.ok()) return s;
     place_params p = placement(layer, ids, rows, place_mode::streaming);
     if (guessed) p.guesses = p.state.ahead_list(Shape, layer);
@@ -198,7 +211,9 @@ class expert_offload {
       p.ahead_assignments = rows * Shape.top_k, p.ahead_row = Shape.top_k;
       p.ahead_limit = std::max(Shape.experts, most_guess_candidates + 1);
     }
-    if (const status s = residency_family<Shape>::launch(p, after); !s.ok()) return s;
+    if (const status s = residency_family<Shape>::launch(p, engine_ == nullptr ? after : options); !s.ok())
+      return s;
+    if (engine_ != nullptr) return engine_wait_family::launch(arrival(), options);
     if (guesses) {
       if (const status s = wait(options.stream, placed_.get(), side); !s.ok()) return s;
       if (const status s = beside_fetch_family::launch(fetch(p.ahead_list, p.state), beside); !s.ok())
@@ -239,7 +254,7 @@ class expert_offload {
                                     cudaStream_t stream) {
     if (after.good()) return {};
     if (launched_in == generation_) {
-      drain(stream);  // a step behind may still be asking the server
+      finish(stream);  // a step behind may still be asking the server
       host_residency host = tables_.get(stream);
       repair(host);
       tables_.set(host, stream);
@@ -259,16 +274,21 @@ class expert_offload {
   /// launched. Nothing is resident any more; steps that were launched before are as good as they were. Waits
   /// for the stream. Throws where the device has failed. \pre nothing is under way on another stream
   void abandon(cudaStream_t stream) {
-    drain(stream);
+    finish(stream);
     host_residency host = tables_.get(stream);
     repair(host);
     tables_.set(host, stream);
   }
 
+  /// Waits for the stream, and for guesses that the copy engine is still bringing.
+  void finish(cudaStream_t stream) const {
+    require(runtime_status(cudaStreamSynchronize(stream), where, "work on the stream failed"));
+    if (engine_ != nullptr) engine_->drain();
+  }
   /// Opens or closes slots. Closing comes before their memory goes, opening after it has come. Graphs that
   /// were captured stay valid. Waits for the stream; counts begin at zero.
   void resize(int slot_count, cudaStream_t stream) {
-    drain(stream);
+    finish(stream);
     const bool good = tables_.counts(stream).good();
     host_residency host = tables_.get(stream);
     // A step that nobody has asked about yet left experts that never came.
@@ -291,14 +311,13 @@ class expert_offload {
     tables_.set(host, stream);
     open_slots_ = host.slot_count();
   }
-  static void drain(cudaStream_t stream) {
-    require(runtime_status(cudaStreamSynchronize(stream), where, "work on the stream failed"));
-  }
   /// No one knows which slots hold what. \pre nothing is under way
   void repair(host_residency& host) {
     why_ = server_ != nullptr ? server_->take_failure() : "";
     if (why_.empty() && host_ != nullptr) why_ = host_->take_failure();
+    if (why_.empty() && engine_ != nullptr) why_ = engine_->take_failure();
     if (server_ != nullptr) server_->reset();
+    if (engine_ != nullptr) engine_->reset();
     if (host_ != nullptr) host_->reset();
     host.forget_all();
     ++generation_;
@@ -342,7 +361,11 @@ class expert_offload {
     p.layer = layer, p.ids = ids, p.assignments = rows * Shape.top_k;
     p.mode = mode, p.new_step = mode == place_mode::decode && layer == 0;
     p.list = p.state.demand_list(Shape, layer);
+    if (engine_ != nullptr) p.engine = engine_->link();
     return p;
+  }
+  [[nodiscard]] engine_wait_params arrival() const {
+    return engine_->wait_params(&tables_.view().counts->failed);
   }
   [[nodiscard]] fetch_params fetch(const std::int32_t* list, const residency_view& state) const {
     fetch_params f;
@@ -373,6 +396,7 @@ class expert_offload {
   std::byte* slots_;
   device_residency tables_;
   std::unique_ptr<fetch_server> server_;
+  std::unique_ptr<copy_engine> engine_;
   std::unique_ptr<host_experts_server> host_;
   device_memory split_;  ///< fetch_of, then the list of misses that the CPU takes
   event placed_, arrived_;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "nibble/core/device_ops.cuh"
+#include "nibble/moe/fetch_engine.cuh"
 #include "nibble/moe/residency_types.hpp"
 
 namespace nibble::moe {
@@ -47,10 +48,11 @@ struct victim_room {
 };
 
 /// The few slots of least key, one after the other. Slot r · Threads + thread has key[r]; ties go to the
-/// lower slot. victims[0 … count - 1] ascend. \return how many there were
-template <int Threads, int Rounds>
+/// lower slot. victims[0 … count - 1] ascend. \param taken called by the thread whose slot it is
+/// \return how many there were
+template <int Threads, int Rounds, class Taken>
 __device__ __forceinline__ int pick_few(std::uint32_t (&key)[Rounds], int wanted,
-                                        victim_room<Threads, Rounds>& room) {
+                                        victim_room<Threads, Rounds>& room, Taken taken) {
   constexpr int warps = Threads / 32;
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
   std::uint32_t mine = worth_protected;
@@ -83,6 +85,7 @@ __device__ __forceinline__ int pick_few(std::uint32_t (&key)[Rounds], int wanted
     const bool here = (slot % Threads) >> 5 == warp;
     if (here) {
       if (slot % Threads == thread) {
+        taken(slot);
 #pragma unroll
         for (int r = 0; r < Rounds; ++r)
           if (r * Threads + thread == slot) key[r] = worth_protected;
@@ -178,6 +181,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   __shared__ int next_slots[Threads];
   __shared__ unsigned missing_in[32], likely_in[32];
   __shared__ std::uint32_t missing_worth[most_split_misses];
+  __shared__ bool guess_used;
   __shared__ detail::victim_room<Threads, Rounds> room;
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
   const residency_view& s = p.state;
@@ -188,7 +192,9 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   std::uint32_t key[Rounds], worth = worth_never, now = 0;
   float scales[3] = {};
   int slot = -1, next_slot = -1, guess = -1, recent_slot = -1;
-  constexpr bool scales_early = Rounds <= 24;  // beyond, registers are short
+  int least_slot = -1, in_least_slot = -1;  // whose expert is likely to go out
+  std::uint32_t record_number = 0;
+  constexpr bool reads_early = Rounds <= 24;  // beyond, registers are short
   const auto read_scales = [&] {
 #pragma unroll
     for (int i = 0; i < 3; ++i)
@@ -198,7 +204,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
     if (an_expert) {
       slot = static_cast<int>(detail::load_word(s.slot_of + number));
       worth = detail::load_word(s.worth + number);
-      if constexpr (scales_early) read_scales();
+      if constexpr (reads_early) read_scales();
       if (ahead) next_slot = static_cast<int>(detail::load_word(s.slot_of + number + experts));
     }
     now = detail::load_word(s.clock);
@@ -211,9 +217,18 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
       const int at = r * Threads + thread;
       key[r] = at < s.slot_count ? detail::load_word(s.slot_key + at) : worth_protected;
     }
+    if (p.engine.state != nullptr) record_number = detail::load_word(&p.engine.state->published) + 1;
+    if constexpr (reads_early) {
+      std::uint32_t least = worth_protected;
+#pragma unroll
+      for (int r = 0; r < Rounds; ++r)
+        if (key[r] < least) least = key[r], least_slot = r * Threads + thread;
+      if (least_slot >= 0) in_least_slot = static_cast<int>(detail::load_word(s.expert_of + least_slot));
+    }
   };
   if (p.tables_settled) read_tables();
   if (thread < 32) chosen[thread] = 0, likely[thread] = 0;
+  if (thread == 0) guess_used = false;
   for (int i = thread; i < Rounds * warps; i += Threads) kept[i] = 0;
   __syncthreads();
   device::wait_for_previous_grid();
@@ -241,6 +256,16 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
     if (bad != 0) detail::add_count(s.counts->bad_ids, bad);
   }
   int candidate = -1;
+  // Of the likely expert that this thread may give a slot to, asked for early.
+  std::uint32_t likely_worth = 0;
+  float likely_scales[3] = {};
+  const auto read_likely = [&](int id) {
+    const int expert = (p.layer + 1) * experts + id;
+    likely_worth = detail::load_word(s.worth + expert);
+#pragma unroll
+    for (int i = 0; i < 3; ++i)
+      likely_scales[i] = __uint_as_float(detail::load_word(s.expert_scales + 3 * expert + i));
+  };
   if (ahead) {
     if (p.ahead_ids == nullptr) {
       if (an_expert) atomicOr(&likely[warp], 1u << lane);
@@ -248,6 +273,8 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
       // Lane i of every warp has candidate i: the likeliest of every row, then every second likeliest …
       const int rows = p.ahead_assignments / p.ahead_row;
       if (lane < p.ahead_assignments) candidate = p.ahead_ids[lane % rows * p.ahead_row + lane / rows];
+      if (reads_early && few_guesses && warp == 0 && candidate >= 0 && candidate < experts)
+        read_likely(candidate);
       for (int i = thread; i < p.ahead_assignments; i += Threads)
         if (const int id = p.ahead_ids[i]; id >= 0 && id < experts)
           atomicOr(&likely[id >> 5], 1u << (id & 31));
@@ -267,7 +294,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
         const int at = r * Threads + thread;
         if (at < s.slot_count) s.slot_key[at] = key[r] = worth_rebased(key[r], by);
       }
-      worth = worth_rebased(worth, by);
+      worth = worth_rebased(worth, by), likely_worth = worth_rebased(likely_worth, by);
       __syncthreads();
     }
     if (thread == 0) *s.clock = now;
@@ -283,8 +310,10 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
       s.slot_key[slot] = worth;
     }
   }
-  if (guess >= 0 && guess < experts && (chosen[guess >> 5] >> (guess & 31) & 1u) != 0)
+  if (guess >= 0 && guess < experts && (chosen[guess >> 5] >> (guess & 31) & 1u) != 0) {
     detail::add_count(s.counts->ahead_used, 1);
+    guess_used = true;
+  }
   const bool next_missing = ahead && bit(likely) && next_slot < 0;
   if (ahead && bit(likely)) keep(next_slot);
   const unsigned missing_lanes = __ballot_sync(0xFFFF'FFFFu, missing);
@@ -350,14 +379,35 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   }
 
   int places = 0;
+  const bool few = fetched + guesses <= 12;
   if (fetched + guesses > 0) {
 #pragma unroll
     for (int r = 0; r < Rounds; ++r)
       if ((kept[r * warps + warp] >> lane & 1u) != 0) key[r] = worth_protected;
-    places = fetched + guesses <= 12 ? detail::pick_few<Threads, Rounds>(key, fetched + guesses, room)
-                                     : detail::pick_many<Threads, Rounds>(key, fetched + guesses, room);
+    const auto taken = [&](int at) {
+      const int gone =
+          at == least_slot ? in_least_slot : static_cast<int>(detail::load_word(s.expert_of + at));
+      if (gone >= 0 && gone < total) s.slot_of[gone] = -1;
+    };
+    places = few ? detail::pick_few<Threads, Rounds>(key, fetched + guesses, room, taken)
+                 : detail::pick_many<Threads, Rounds>(key, fetched + guesses, room);
   }
   const int demand = min(fetched, places), ahead_count = max(0, places - fetched);
+  const bool goes = missing && rank < demand, guessed = guess_rank >= 0 && guess_rank < ahead_count;
+  if (p.engine.state != nullptr && places > 0) {
+    // The bytes are on their way while the tables are still being written.
+    std::uint64_t* const record = detail::record_of(p.engine, record_number);
+    if (thread == 0)
+      detail::write_record(record, record_number, static_cast<unsigned>(demand),
+                           static_cast<unsigned>(ahead_count));
+    if (goes)
+      detail::write_record(record + 1 + rank, record_number, static_cast<unsigned>(number),
+                           static_cast<unsigned>(room.victims[rank]));
+    if (guessed)
+      detail::write_record(record + 1 + demand + guess_rank, record_number,
+                           static_cast<unsigned>((p.layer + 1) * experts + guess_id),
+                           static_cast<unsigned>(room.victims[fetched + guess_rank]));
+  }
 
   const auto fill = [&](std::int32_t* list, int at, int expert, int to, std::uint32_t new_key) {
     list[4 + 2 * at] = expert;
@@ -366,35 +416,34 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
     s.slot_key[to] = new_key;
   };
   if (places > 0) {
-    // Who goes out.
-    for (int i = thread; i < places; i += Threads) {
-      const int gone = s.expert_of[room.victims[i]];
-      if (gone >= 0 && gone < total) s.slot_of[gone] = -1;
-    }
-    __syncthreads();
-    if (missing) {
-      if (rank < demand) {
-        const int to = room.victims[rank];
-        if (p.mode == place_mode::decode) {
-          worth = worth_used(worth, now);
-          s.worth[number] = worth;
-        }
-        const bool stays = p.mode == place_mode::decode || worth == worth_protected;
-        fill(p.list, rank, number, to, stays ? worth : worth_streamed);
-        s.expert_of[to] = number;
-        if constexpr (!scales_early) read_scales();
-#pragma unroll
-        for (int i = 0; i < 3; ++i) s.slot_scales[3 * to + i] = scales[i];
+    if (!few) {  // who goes out
+      for (int i = thread; i < places; i += Threads) {
+        const int gone = s.expert_of[room.victims[i]];
+        if (gone >= 0 && gone < total) s.slot_of[gone] = -1;
       }
+      __syncthreads();
     }
-    if (guess_rank >= 0 && guess_rank < ahead_count) {
+    if (goes) {
+      const int to = room.victims[rank];
+      if (p.mode == place_mode::decode) {
+        worth = worth_used(worth, now);
+        s.worth[number] = worth;
+      }
+      const bool stays = p.mode == place_mode::decode || worth == worth_protected;
+      fill(p.list, rank, number, to, stays ? worth : worth_streamed);
+      s.expert_of[to] = number;
+      if constexpr (!reads_early) read_scales();
+#pragma unroll
+      for (int i = 0; i < 3; ++i) s.slot_scales[3 * to + i] = scales[i];
+    }
+    if (guessed) {
       const int expert = (p.layer + 1) * experts + guess_id, to = room.victims[fetched + guess_rank];
-      const std::uint32_t known = s.worth[expert];
-      const bool stays = p.mode == place_mode::decode || known == worth_protected;
-      fill(p.ahead_list, guess_rank, expert, to, stays ? max(known, worth_least) : worth_streamed);
+      if (!reads_early || !few_guesses) read_likely(guess_id);
+      const bool stays = p.mode == place_mode::decode || likely_worth == worth_protected;
+      fill(p.ahead_list, guess_rank, expert, to, stays ? max(likely_worth, worth_least) : worth_streamed);
       s.expert_of[to] = expert;
 #pragma unroll
-      for (int i = 0; i < 3; ++i) s.slot_scales[3 * to + i] = s.expert_scales[3 * expert + i];
+      for (int i = 0; i < 3; ++i) s.slot_scales[3 * to + i] = likely_scales[i];
     }
   }
   if (thread == 0) {
@@ -403,6 +452,8 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
     if (fetched > places) detail::add_count(s.counts->unplaced, static_cast<unsigned>(fetched - places));
     if (places > 0) detail::add_count(s.counts->placed, static_cast<unsigned>(places));
     if (ahead_count > 0) detail::add_count(s.counts->ahead, static_cast<unsigned>(ahead_count));
+    if (p.engine.state != nullptr)
+      detail::note_record(*p.engine.state, record_number, demand, ahead_count, guess_used);
   }
 }
 

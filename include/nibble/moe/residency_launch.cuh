@@ -29,6 +29,10 @@ status launch_place_with(const place_params& p, const launch_options& options) {
   if (p.assignments < 0) return status::invalid(where, "a count is negative");
   if (p.fetch_of != nullptr && p.host_list == nullptr)
     return status::invalid(where, "misses left to the CPU need a list");
+  if (p.engine.state != nullptr &&
+      (p.engine.records == nullptr ||
+       static_cast<std::size_t>(p.engine.record_words) < engine_record_words(S.experts)))
+    return status::invalid(where, "the copy engine's records are missing or too short");
   if (p.ahead_list != nullptr &&
       (p.layer + 1 >= S.layers || p.ahead_limit < 0 || p.ahead_row < 1 || p.ahead_assignments < 0 ||
        (p.ahead_ids != nullptr && p.ahead_assignments % p.ahead_row != 0)))

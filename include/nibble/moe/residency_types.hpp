@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "nibble/core/config.hpp"
+#include "nibble/moe/fetch_engine_types.hpp"
 
 namespace nibble::moe {
 
@@ -239,6 +240,9 @@ struct place_params {
   /// on. Their experts stay out. Null: all are fetched.
   const std::int32_t* fetch_of = nullptr;  ///< [most_split_misses + 1]
   std::int32_t* host_list = nullptr;       ///< [4 + most_split_misses] out
+
+  /// Where the list, and ahead_list behind it, are published for the copy engine. Null: a kernel reads them.
+  engine_link engine;
 
   /// The tables are older than the kernel just before: they are read before waiting for it. False where two
   /// placements follow each other directly.
