@@ -33,6 +33,7 @@ struct arguments {
   std::vector<int> offload_gib;   ///< cards on which not all experts fit
   std::vector<int> first_tokens;  ///< prompts on the card of 12 GiB, or on the only one
   int ahead = 0;                  ///< experts fetched ahead; measured with and without
+  double guess_right = 0.8;       ///< probability that an expert named ahead by a trace is asked for
   bool cpu = false;               ///< misses may be left to the CPU, where that measures faster
   bool breakdown = false;
   std::string facts;  ///< further fields of every row: device, driver, commit, date
@@ -280,7 +281,8 @@ int run_offload(const arguments& a) {
     if (all) o.start(gib);
     b.place_one(decode_context);
     for (const double exponent : {0.0, 1.0})
-      for (const int ahead : on_and_off) o.decode(gib, exponent, dense_step_bytes(1, decode_context), ahead);
+      for (const int ahead : on_and_off)
+        o.decode(gib, exponent, dense_step_bytes(1, decode_context), ahead, a.guess_right);
     if (all) prompts(o, gib, 0), whole_prompts = r.limits().step_tokens >= a.step_tokens;
   }
   for (const int gib : a.offload_gib)
@@ -314,6 +316,8 @@ int run(int argc, char** argv) {
       a.first_tokens = numbers(value());
     else if (name == "--ahead")
       a.ahead = std::atoi(value());
+    else if (name == "--guess-right")
+      a.guess_right = std::atof(value());
     else if (name == "--cpu")
       a.cpu = true;
     else if (name == "--breakdown")
@@ -324,10 +328,14 @@ int run(int argc, char** argv) {
       std::fprintf(stderr,
                    "bench_steps [--batch 1,8] [--context 512] [--prefill 8192] [--step-tokens 8192] "
                    "[--vram-limit-gib 12] [--breakdown] [--offload-gib 8,12,16 [--first-token 1,64,8192] "
-                   "[--ahead 1] [--cpu]] "
+                   "[--ahead 1 [--guess-right 0.8]] [--cpu]] "
                    "[--facts ,\\\"device\\\":…]\n");
       return 2;
     }
+  }
+  if (!(a.guess_right >= 0 && a.guess_right <= 1)) {
+    std::fprintf(stderr, "--guess-right takes a probability\n");
+    return 2;
   }
   if (!a.offload_gib.empty()) return run_offload(a);
   nibble::start_options options;
