@@ -33,6 +33,7 @@ struct arguments {
   std::vector<int> offload_gib;   ///< cards on which not all experts fit
   std::vector<int> first_tokens;  ///< prompts on the card of 12 GiB, or on the only one
   int ahead = 0;                  ///< experts fetched ahead; measured with and without
+  double guess_right = 0.8;       ///< probability that an expert named ahead by a trace is asked for
   qwen3_moe::expert_fetch fetch = qwen3_moe::expert_fetch::measured;
   bool cpu = false;  ///< misses may be left to the CPU, where that measures faster
   bool breakdown = false;
@@ -281,7 +282,8 @@ int run_offload(const arguments& a) {
     if (all) o.start(gib);
     b.place_one(decode_context);
     for (const double exponent : {0.0, 1.0})
-      for (const int ahead : on_and_off) o.decode(gib, exponent, dense_step_bytes(1, decode_context), ahead);
+      for (const int ahead : on_and_off)
+        o.decode(gib, exponent, dense_step_bytes(1, decode_context), ahead, a.guess_right);
     if (all) prompts(o, gib, 0), whole_prompts = r.limits().step_tokens >= a.step_tokens;
   }
   for (const int gib : a.offload_gib)
@@ -315,6 +317,8 @@ int run(int argc, char** argv) {
       a.first_tokens = numbers(value());
     else if (name == "--ahead")
       a.ahead = std::atoi(value());
+    else if (name == "--guess-right")
+      a.guess_right = std::atof(value());
     else if (name == "--fetch") {
       const std::string how = value();
       a.fetch = how == "kernel"   ? qwen3_moe::expert_fetch::kernel
@@ -330,10 +334,14 @@ int run(int argc, char** argv) {
       std::fprintf(stderr,
                    "bench_steps [--batch 1,8] [--context 512] [--prefill 8192] [--step-tokens 8192] "
                    "[--vram-limit-gib 12] [--breakdown] [--offload-gib 8,12,16 [--first-token 1,64,8192] "
-                   "[--ahead 1] [--fetch auto|kernel|engine] [--cpu]] "
+                   "[--ahead 1 [--guess-right 0.8]] [--fetch auto|kernel|engine] [--cpu]] "
                    "[--facts ,\\\"device\\\":…]\n");
       return 2;
     }
+  }
+  if (!(a.guess_right >= 0 && a.guess_right <= 1)) {
+    std::fprintf(stderr, "--guess-right takes a probability\n");
+    return 2;
   }
   if (!a.offload_gib.empty()) return run_offload(a);
   nibble::start_options options;

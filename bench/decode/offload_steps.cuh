@@ -4,6 +4,7 @@
 /// bytes over memory bandwidth and missed bytes over the link's; prompts by the model's own routing.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -11,64 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "nibble/core/launch.cuh"
+#include "forced_routing.cuh"
 #include "timing.cuh"
-#include "unit/moe/traces.hpp"
 
 namespace bench {
-
-/// The ids of a layer become those of the trace; the last layer goes on to the trace's next step. What is
-/// taken for the next layer's ids becomes those of the trace's next layer, of which each is right four times
-/// of five and else some other expert: which is which follows from its place in the trace.
-template <int Threads>
-__global__ void force_ids(const std::int32_t* trace, unsigned* step, std::int32_t* ids, std::int32_t* next,
-                          int steps, int layer, int layers, int row_ids, int rows, int experts) {
-  nibble::device::wait_for_previous_grid();
-  nibble::device::let_next_grid_start();
-  const unsigned now = *step;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * row_ids; i += Threads) {
-    // Rows follow the trace at places far from each other.
-    const unsigned at = (now + static_cast<unsigned>(i / row_ids) * 131u) % static_cast<unsigned>(steps);
-    const std::size_t word = (static_cast<std::size_t>(at) * layers + layer) * row_ids + i % row_ids;
-    ids[i] = trace[word];
-    if (next == nullptr) continue;
-    unsigned mixed = static_cast<unsigned>(word) * 2654435761u;
-    mixed = (mixed ^ mixed >> 15) * 2246822519u;
-    mixed ^= mixed >> 13;
-    const int right = trace[word + row_ids], other = 1 + static_cast<int>(mixed / 5 % (experts - 1));
-    next[i] = mixed % 5 != 0 ? right : (right + other) % experts;
-  }
-  __syncthreads();
-  if (threadIdx.x == 0 && layer == layers - 1) *step = (now + 1) % static_cast<unsigned>(steps);
-}
-
-class forced_routing {
- public:
-  forced_routing(int layers, int experts, int top_k, double exponent, int steps)
-      : layers_(layers), experts_(experts), top_k_(top_k), steps_(steps) {
-    nibble::test::trace trace(layers, experts, top_k, exponent, 11);
-    std::vector<std::int32_t> ids;
-    for (int s = 0; s < steps; ++s)
-      for (int layer = 0; layer < layers; ++layer)
-        for (const std::int32_t id : trace.next(layer)) ids.push_back(id);
-    trace_ = nibble::device_memory(4 * ids.size());
-    step_ = nibble::device_memory(256);
-    good(cudaMemcpy(trace_.data(), ids.data(), 4 * ids.size(), cudaMemcpyHostToDevice), "trace");
-    good(cudaMemset(step_.data(), 0, 256), "trace");
-  }
-  static nibble::status hook(void* self, int layer, std::int32_t* ids, std::int32_t* next, int rows,
-                             const nibble::launch_options& options) {
-    const auto& r = *static_cast<const forced_routing*>(self);
-    return nibble::launch(&force_ids<256>, dim3(1), 256, 0, options, "bench::force_ids",
-                          static_cast<const std::int32_t*>(r.trace_.as<std::int32_t>()),
-                          r.step_.as<unsigned>(), ids, next, r.steps_, layer, r.layers_, r.top_k_, rows,
-                          r.experts_);
-  }
-
- private:
-  int layers_, experts_, top_k_, steps_;
-  nibble::device_memory trace_, step_;
-};
 
 /// What the steps of a runner moved.
 struct moved_experts {
@@ -94,10 +41,14 @@ class offload_benchmark {
         counts_(sizeof(nibble::moe::residency_counts)) {}
 
   /// Decode steps of one row that lie on the device, routed by a trace: 600 to warm the pool, then 300.
-  /// \param ahead guesses a layer, at most what the start allowed
-  void decode(double vram_gib, double exponent, double dense_bytes, int ahead) {
+  /// \param ahead guesses a layer, at most what the start allowed \param guess_right probability that one is
+  /// right
+  void decode(double vram_gib, double exponent, double dense_bytes, int ahead, double guess_right) {
     constexpr int warm_steps = 600, steps = 300;
-    forced_routing routing(c.layers, c.experts, c.experts_per_token, exponent, warm_steps + steps);
+    const auto captured = runner_.engine().graphs_of_steps().sizes();
+    forced_routing routing(
+        {c.layers, c.experts, c.experts_per_token, exponent, warm_steps + steps, guess_right},
+        captured.empty() ? 1 : *std::max_element(captured.begin(), captured.end()));
     auto& limit = runner_.engine().model().backend().ahead_limit;
     const int usual = limit;
     limit = ahead;
@@ -116,14 +67,14 @@ class offload_benchmark {
     const double bound = std::max(bytes / memory_, m.missed() / steps * slot_bytes / (link_ + cpu));
     std::printf(
         "{\"bench\":\"offload\",\"suite\":\"steps\",\"model\":\"%s\",\"vram_gib\":%g,\"slots\":%d,"
-        "\"trace\":\"%s\",\"policy\":\"worth\",\"cpu_gbps\":%.1f,\"fetch\":\"%s\",\"ahead\":%d,\"guesses_per_"
-        "step\":%.1f,"
+        "\"trace\":\"%s\",\"policy\":\"worth\",\"cpu_gbps\":%.1f,\"fetch\":\"%s\",\"ahead\":%d,"
+        "\"guess_right\":%g,\"guesses_per_step\":%.1f,"
         "\"guesses_used_per_step\":%.1f,\"hit_rate\":%.4f,\"us_per_step\":%.0f,"
         "\"bound_us\":%.0f,"
         "\"over_bound\":%.3f,\"tokens_per_s\":%.1f,\"pcie_gbps\":%.1f%s}\n",
         std::string(config_type::name).c_str(), vram_gib, slots(), exponent > 0 ? "zipf" : "uniform",
-        cpu / 1e3, how(), ahead, m.guesses / steps, m.guessed / steps, m.hit_rate(), us, bound, us / bound,
-        1e6 / us, link_ / 1e3, facts_.c_str());
+        cpu / 1e3, how(), ahead, guess_right, m.guesses / steps, m.guessed / steps, m.hit_rate(), us, bound,
+        us / bound, 1e6 / us, link_ / 1e3, facts_.c_str());
     std::fflush(stdout);
   }
 

@@ -30,9 +30,23 @@ struct device_experts {
   const std::int32_t* slot_of = nullptr;  ///< [layers][experts]
 };
 
-/// Called with a layer's ids behind its router, on the step's stream. \param next what the step takes to be
-/// the next layer's ids; null where it does not look ahead
-using router_hook = nibble::status (*)(void* self, int layer, std::int32_t* ids, std::int32_t* next, int rows,
+/// Which experts a layer's rows go to, on the device: [rows][top_k].
+struct routed_ids {
+  const std::int32_t* ids = nullptr;
+  /// What the step takes the next layer's to be; null where it does not look ahead, unread in the last one.
+  const std::int32_t* next = nullptr;
+
+  /// Those of the rows from `row` on.
+  [[nodiscard]] routed_ids from(int row, int top_k) const {
+    const auto at = static_cast<std::ptrdiff_t>(row) * top_k;
+    return {ids + at, next != nullptr ? next + at : nullptr};
+  }
+};
+
+/// Asked in every layer, behind the launch of its router, which ids the layer is to use. \param routed the
+/// router's; may be replaced by others, which must be there once all that the stream has so far is done. The
+/// hook may launch kernels on it that write them.
+using router_hook = nibble::status (*)(void* self, int layer, int rows, routed_ids& routed,
                                        const nibble::launch_options& options);
 
 /// Activations and the operations on them. Launches only; never allocates, waits or throws: the first status
@@ -95,7 +109,7 @@ class cuda_backend {
   int ahead_limit = 0;
   /// The next layer's router as a layer applies it to at most most_ahead_rows rows; none for the last layer.
   std::array<nibble::router_operands, static_cast<std::size_t>(c.layers)> next_routers{};
-  /// What a benchmark does to a layer's routing, so that it follows a trace.
+  /// Puts a benchmark's ids in the place of the router's, so that routing follows a trace.
   router_hook after_router = nullptr;
   void* after_router_self = nullptr;
   /// The name of an op that is not launched: what a benchmark subtracts. Null: every op is.
@@ -265,11 +279,10 @@ class cuda_backend {
       else if (streams_ahead())
         p.beside = next_router_of_many(place.layer);
     });
+    routed_ids routed{expert_ids_, next_ids(place.layer)};
     if (after_router != nullptr)
-      run("after router", [&] {
-        return after_router(after_router_self, place.layer, expert_ids_,
-                            looks_ahead() ? next_router(place.layer).ids : nullptr, rows_, options_);
-      });
+      run("after router",
+          [&] { return after_router(after_router_self, place.layer, rows_, routed, options_); });
     if constexpr (families::separate_shared) {
       const auto& expert = op.shared.shared_expert;
       launch<typename families::shared::up>("shared expert gate|up", [&](auto& p) {
@@ -287,9 +300,10 @@ class cuda_backend {
     const int piece = offload == nullptr ? rows_ : std::min(rows_, std::max(1, offload->most_rows()));
     for (int first = 0; first < rows_; first += piece) {
       const int count = std::min(piece, rows_ - first);
-      if (offload != nullptr) bring_experts(place, sum, first, count);
-      run_experts(op, place, sum, first, count);
-      if (offload != nullptr) add_host_share(place, sum, first, count);
+      const routed_ids part = routed.from(first, c.experts_per_token);
+      if (offload != nullptr) bring_experts(place, part, sum, first, count);
+      run_experts(op, place, part.ids, sum, first, count);
+      if (offload != nullptr) add_host_share(place, part.ids, sum, first, count);
     }
   }
 
@@ -348,24 +362,29 @@ class cuda_backend {
   [[nodiscard]] nibble::router_operands next_router_of_many(int layer) const {
     return results_in_projected<Config::value>(next_router(layer), qkv.data, rows_);
   }
-  /// Makes the experts that `count` rows from `first` on have chosen resident.
-  void bring_experts(layer_place place, const device_rows& sum, int first, int count) {
+  /// Where the step's routers put what they take the next layer's ids to be.
+  [[nodiscard]] const std::int32_t* next_ids(int layer) const {
+    if (looks_ahead()) return next_router(layer).ids;
+    return streams_ahead() ? next_router_of_many(layer).ids : nullptr;
+  }
+  /// Makes the experts that `count` rows from `first` on go to resident. \param routed of these rows
+  void bring_experts(layer_place place, const routed_ids& routed, const device_rows& sum, int first,
+                     int count) {
     if constexpr (shapes::residency.valid())
       run("bring experts", [&] {
         using nibble::moe::place_mode;
         const place_mode mode = placing();
-        const std::int32_t* ids = ids_from(first);
+        const std::int32_t* ids = routed.ids;
         const auto share = host_share(sum, first);
         if (looks_ahead())
           return offload->bring_ahead(
-              place.layer, ids, count, mode, {next_router(place.layer).ids, ahead_limit, side}, options_,
+              place.layer, ids, count, mode, {routed.next, ahead_limit, side}, options_,
               []<class Family>(std::type_identity<Family>, const auto& p, const nibble::launch_options& how) {
                 return launcher::template launch<Family>(p, how);
               },
               &share);
         if (streams_ahead())
-          return offload->bring_streaming(place.layer, ids, count, options_, side,
-                                          next_router_of_many(place.layer).ids);
+          return offload->bring_streaming(place.layer, ids, count, options_, side, routed.next);
         if (streams_layers(count)) return offload->bring_streaming(place.layer, ids, count, options_, side);
         return offload->bring(
             place.layer, ids, count, mode,
@@ -376,12 +395,13 @@ class cuda_backend {
       });
   }
   /// What the CPU computed of them, behind the others.
-  void add_host_share(layer_place place, const device_rows& sum, int first, int count) {
+  void add_host_share(layer_place place, const std::int32_t* ids, const device_rows& sum, int first,
+                      int count) {
     if constexpr (shapes::residency.valid())
       if (offload->shares_with_host())
         run("host experts", [&] {
           return offload->add_host_share(
-              place.layer, ids_from(first), count, placing(),
+              place.layer, ids, count, placing(),
               [this]<class Family>(std::type_identity<Family>, const auto& p) {
                 return launcher::template launch<Family>(p, options_);
               },
@@ -392,9 +412,6 @@ class cuda_backend {
   [[nodiscard]] nibble::moe::place_mode placing() const {
     return sequences_ > decodes_ ? nibble::moe::place_mode::streaming : nibble::moe::place_mode::decode;
   }
-  [[nodiscard]] const std::int32_t* ids_from(int row) const {
-    return expert_ids_ + static_cast<std::ptrdiff_t>(row) * c.experts_per_token;
-  }
   [[nodiscard]] typename offload_type::host_share host_share(const device_rows& sum, int first) const {
     const auto row = static_cast<std::ptrdiff_t>(first);
     return {expert_weights_ + row * c.experts_per_token, normed_ + row * c.hidden_size, c.hidden_size,
@@ -402,8 +419,10 @@ class cuda_backend {
   }
 
   /// The routed experts of `count` rows from `first` on, and the shared one where it joins them.
+  /// \param ids of these rows
   template <class Experts>
-  void run_experts(const Experts& op, layer_place place, device_rows& sum, int first, int count) {
+  void run_experts(const Experts& op, layer_place place, const std::int32_t* ids, device_rows& sum, int first,
+                   int count) {
     run("experts", [&] {
       nibble::moe::experts_params p;
       const auto row = static_cast<std::ptrdiff_t>(first);
@@ -418,8 +437,7 @@ class cuda_backend {
         p.shared_scales[2] = expert.down.segments[0].global_scale;
         p.shared_weights = shared_weights_ + row;
       }
-      p.ids = expert_ids_ + row * c.experts_per_token,
-      p.weights = expert_weights_ + row * c.experts_per_token;
+      p.ids = ids, p.weights = expert_weights_ + row * c.experts_per_token;
       p.x = normed_ + row * c.hidden_size, p.ldx = c.hidden_size;
       p.h = expert_h_;
       p.workspace = experts_workspace_, p.workspace_bytes = experts_workspace_bytes_;
