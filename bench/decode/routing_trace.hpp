@@ -19,12 +19,20 @@ struct routing_options {
   int layers = 0, experts = 0, top_k = 0;
   double exponent = 0;  ///< of nibble::test::trace
   int steps = 0;
-  double guess_right = 0.8;  ///< probability that a guess is among what the layer chooses
+  double guess_right = 0.8;  ///< probability that a guess is among what the layer chooses, over all places
 };
 
+/// The same of the guess at a place, likeliest first. The trained tiny model's routers name .915 .842 .744
+/// .578 right on their four places, .770 in all, over 48,000 generated tokens: so far from its mean is each
+/// quarter of the places here, too.
+[[nodiscard]] inline double right_at_place(double guess_right, int place, int top_k) {
+  constexpr double off[4] = {0.145, 0.072, -0.026, -0.192};
+  return std::clamp(guess_right + off[4 * place / top_k], 0.0, 1.0);
+}
+
 /// Choices of every step and layer, and guesses at them. A wrong guess is what the same layer chose in
-/// another step, as a router that errs names an expert that is likely there. The ids of a row are distinct;
-/// right and wrong ones are mixed.
+/// another step, as a router that errs names an expert that is likely there. The ids of a row are distinct,
+/// and wrong ones are rarest at its beginning.
 class routing_trace {
  public:
   /// Throws nibble::error where a layer's choices are too alike for so many wrong guesses.
@@ -60,7 +68,9 @@ class routing_trace {
     const std::span<std::int32_t> out = row(step, guess_plane(layer));
     for (std::size_t i = 0; i < out.size(); ++i) {
       const double drawn = static_cast<double>(random_()) / 4294967296.0;
-      out[i] = drawn < o_.guess_right ? right[i] : wrong(layer, right, out.first(i));
+      out[i] = drawn < right_at_place(o_.guess_right, static_cast<int>(i), o_.top_k)
+                   ? right[i]
+                   : wrong(layer, right, out.first(i));
     }
   }
   [[nodiscard]] std::int32_t wrong(int layer, std::span<const std::int32_t> right,

@@ -28,7 +28,10 @@ void together(int locked_experts, bool engine) {
   device_test::prepare_kernels<moe::beside_fetch_family>();
   const std::size_t slot_bytes = 128 * 33;
   const auto store =
-      make_store(shape.total(), slot_bytes, static_cast<std::uint64_t>(locked_experts) * slot_bytes);
+      make_store(shape.total(), slot_bytes,
+                 locked_experts == shape.total() ? UINT64_MAX  // the last piece ends with a page
+                                                 : static_cast<std::uint64_t>(locked_experts) * slot_bytes);
+  NIBBLE_CHECK(store->locked() <= locked_experts && (store->locked() > 0) == (locked_experts > 0));
   constexpr int most = 40;
   const buffer<std::uint8_t> slots(most * slot_bytes);
   std::atomic<int> fail_at = -1;

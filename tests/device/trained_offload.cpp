@@ -60,8 +60,12 @@ void check_all(model_runner& runner, const expected_answers& expected, const std
           name + ", case " + std::to_string(i) + ": other bits than with all experts resident");
 }
 
+/// What brings missing experts in part_options.
+expert_fetch brought_by = expert_fetch::kernel;
+
 load_options part_options(int slots, std::string* log, int ahead = 0) {
   auto options = gpu_options();
+  options.experts.fetch = brought_by;
   options.cuda.expert_slots = slots;
   options.experts.ahead = ahead;
   if (log != nullptr) options.log = [log](std::string_view line) { *log += std::string(line) + "\n"; };
@@ -125,11 +129,12 @@ void check_unlocked(const std::filesystem::path& folder, const expected_answers&
     }
 }
 
-/// A read on the host that fails ends the steps that needed it, with its reason, and nothing else.
+/// A read on the host, or a copy, that fails ends the steps that needed it, with its reason, and nothing
+/// else.
 void check_failures(const std::filesystem::path& folder, const expected_answers& expected) {
   std::atomic<bool> broken = false;
   auto options = part_options(16, nullptr);
-  options.experts.lock_limit_bytes = 0;
+  if (brought_by == expert_fetch::kernel) options.experts.lock_limit_bytes = 0;
   options.experts.before_read = [&broken](int) {
     if (broken) throw std::runtime_error("the disk is gone");
   };
@@ -330,6 +335,19 @@ void check_not_ahead(const std::filesystem::path& folder, const expected_answers
   }
 }
 
+/// The start measures and says what brings experts, where that was not asked for and all are page-locked.
+void check_engine(const std::filesystem::path& folder) {
+  for (const std::uint64_t limit : {UINT64_MAX, std::uint64_t{0}}) {
+    std::string log;
+    auto options = part_options(40, &log);
+    options.experts.fetch = expert_fetch::measured;
+    options.experts.lock_limit_bytes = limit;
+    const auto part = load_model(folder, options);
+    check(has(notes_of(*part) + log, "are fetched by a kernel in") == (limit != 0),
+          "the start says what was measured: " + notes_of(*part) + log);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -337,6 +355,17 @@ int main(int argc, char** argv) {
   return run_on_checkpoint([&](const std::filesystem::path& root) {
     if (wants("slots")) check_slot_counts(root / "mixed", "mixed"), check_slot_counts(root / "ct", "ct");
     if (wants("slots") && argc > 1) return;
+    if (wants("engine")) {
+      brought_by = expert_fetch::engine;
+      check_engine(root / "mixed");
+      check_slot_counts(root / "mixed", "mixed, by the copy engine");
+      const auto expected = answers_of(root / "mixed", 8);
+      check_failures(root / "mixed", expected);
+      check_ahead(root / "mixed", "mixed, by the copy engine", expected);
+      check_cpu(root / "mixed");
+      brought_by = expert_fetch::kernel;
+      if (argc > 1) return;
+    }
     const auto expected = answers_of(root / "mixed", 8);
     if (wants("unlocked")) check_unlocked(root / "mixed", expected);
     if (wants("failures")) check_failures(root / "mixed", expected);
@@ -348,6 +377,9 @@ int main(int argc, char** argv) {
     }
     if (wants("cpu")) check_cpu(root / "mixed");
     if (wants("files")) check_files(root / "mixed", expected);
-    if (wants("resize")) check_resize(root / "mixed", expected);
+    for (const expert_fetch by : {expert_fetch::kernel, expert_fetch::engine}) {
+      brought_by = by;
+      if (wants("resize")) check_resize(root / "mixed", expected, by == expert_fetch::engine ? 1 : 0);
+    }
   });
 }

@@ -30,6 +30,13 @@ class FewExpertSlots(test_answers.Answers):
     """Experts are fetched while the server answers: graphs for batches of 1, 2, 4, … and automatic sizes otherwise."""
     arguments = ("--device", "cuda", "--expert-slots", "40", "--expert-cpu", "off")
 
+class FetchedByEngine(test_answers.Answers):
+    """The same, brought by the copy engine, with the next layer's experts ahead and the CPU where it pays."""
+    arguments = ("--device", "cuda", "--expert-slots", "40", "--expert-fetch", "engine", "--expert-ahead", "1")
+
+class FetchedByKernel(test_answers.Answers):
+    arguments = ("--device", "cuda", "--expert-slots", "40", "--expert-fetch", "kernel", "--expert-ahead", "1")
+
 class NothingLocked(test_answers.Answers):
     """Memory that the system does not lock: experts go through host threads, and the answers are the same."""
     arguments = ("--device", "cuda", "--expert-slots", "40", "--lock-limit", "1")
@@ -39,7 +46,7 @@ class Fp8Cache(test_answers.Answers):
 
 class Crowd(ServerCase):
     """Random requests with cancels leave nothing behind."""
-    arguments = ("--device", "cuda", "--expert-slots", "64", "--max-running", "6")
+    arguments = ("--device", "cuda", "--expert-slots", "64", "--max-running", "6", "--expert-fetch", "engine")
 
     def test_crowd(self):
         pages = self.server.metric("nibble_kv_pages_free")

@@ -313,7 +313,7 @@ class Lifecycle(unittest.TestCase):
         self.assertIn("API key", server.errors())
 
     def test_wishes_about_a_gpu_on_the_cpu(self):
-        for wishes, said in ((("--expert-slots", "40"), True), (("--expert-ahead", "4"), True), (("--lock-limit", "1GiB"), True), ((), False)):
+        for wishes, said in ((("--expert-slots", "40"), True), (("--expert-ahead", "4"), True), (("--expert-fetch", "engine"), True), (("--expert-fetch", "auto"), False), (("--lock-limit", "1GiB"), True), ((), False)):
             server = Server("--device", "host", *wishes)
             text = ""
             for line in server.process.stdout:

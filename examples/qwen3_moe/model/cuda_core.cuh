@@ -286,7 +286,7 @@ class cuda_core {
         context.finish_phase("experts in host memory", begin);
       }
       auto engine = engine_of(context, slots);
-      host_misses shared = share_misses(context, slots);
+      host_misses shared = share_misses(context, slots, engine.get());
       const auto begin = std::chrono::steady_clock::now();
       offload_ = std::make_unique<offload_type>(kept_->store(), expert_slots_.base(), slots, slots,
                                                 kept_->files().load_worth(), stream_, kept_->reader());
@@ -323,14 +323,15 @@ class cuda_core {
   }
 
   /// Whether and how the CPU takes a share of the misses.
-  [[nodiscard]] host_misses share_misses(context_type& context, int slots) {
+  [[nodiscard]] host_misses share_misses(context_type& context, int slots,
+                                         const nibble::moe::copy_engine* engine) {
     const cpu_share wish = source_.keeping.cpu;
     if (wish == cpu_share::off || c.formats.expert_gate_up != weight_format::nvfp4 || !kept_->all_locked())
       return {};
     const auto begin = std::chrono::steady_clock::now();
-    host_misses shared =
-        measure_host_misses(kept_->store(), wish, c.hidden_size, c.expert_intermediate, c.layers,
-                            c.experts_per_token, expert_slots_.base(), slots, source_.threads, stream_);
+    host_misses shared = measure_host_misses(kept_->store(), wish, c.hidden_size, c.expert_intermediate,
+                                             c.layers, c.experts_per_token, expert_slots_.base(), slots,
+                                             source_.threads, stream_, engine);
     context.log(shared.text);
     context.finish_phase("experts measured", begin);
     return shared;

@@ -47,11 +47,12 @@ struct host_experts_state {
 
 /// Measures and decides, in some tens of milliseconds. NVFP4 experts, all of them page-locked. The slots are
 /// overwritten. \param slots at least as many as a token chooses \param threads 0: one less than cores
-/// Throws device_error.
+/// \param engine what fetches; null: a kernel. Throws device_error.
 [[nodiscard]] inline host_misses measure_host_misses(const nibble::moe::expert_store& store, cpu_share wish,
                                                      int hidden, int inner, int layers, int top_k,
                                                      std::byte* slots, int slot_count, int threads,
-                                                     cudaStream_t stream) {
+                                                     cudaStream_t stream,
+                                                     const nibble::moe::copy_engine* engine) {
   using namespace nibble::moe;
   host_misses out;
   const auto state = std::make_shared<detail::host_experts_state>(store, threads);
@@ -82,7 +83,7 @@ struct host_experts_state {
   all.slot_bytes = all.bytes = store.slot_bytes();
   all.slot_count = slot_count, all.expert_count = store.count();
   state->measuring = true;
-  const measured_latencies measured = measure_misses(all, *server, hidden, top_k, stream);
+  const measured_latencies measured = measure_misses(all, *server, hidden, top_k, stream, engine);
   state->measuring = false;
   if (measured.host.empty()) {
     const std::string why = server->take_failure();
@@ -102,7 +103,11 @@ struct host_experts_state {
       "experts: one is fetched in " + us(measured.fetch[1]) + " and computed by " +
       std::to_string(state->pool.threads()) + " threads in " + us(measured.host[1]) +
       (computed == 0 ? "; the CPU is left alone" : "; of 1, 2, … missing ones the CPU computes " + shares);
-  if (computed > 0) out.server = std::move(server);
+  const double miss_rate = 1.0 - static_cast<double>(slot_count) / store.count();
+  if (computed > 0 && !split_pays(measured.view(), out.fetch_of, top_k, miss_rate))
+    out.text += ", which would not pay at every kind of routing; the CPU is left alone";
+  else if (computed > 0)
+    out.server = std::move(server);
   const auto most = measured.host.size() - 1;
   out.bytes_per_us = static_cast<double>(most * store.slot_bytes()) / measured.host[most];
   return out;

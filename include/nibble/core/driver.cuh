@@ -21,7 +21,7 @@ struct driver_api {
   decltype(&cuMemUnmap) mem_unmap = nullptr;
   decltype(&cuMemSetAccess) mem_set_access = nullptr;
   decltype(&cuMemGetAllocationGranularity) mem_get_allocation_granularity = nullptr;
-  decltype(&cuStreamWriteValue32) stream_write_value = nullptr;
+  decltype(&cuStreamWriteValue64) stream_write_value = nullptr;
   /// Good once every function above was found.
   status found = status::not_supported("nibble::driver", "the CUDA driver was not asked yet");
 };
@@ -51,7 +51,7 @@ inline driver_api find_driver() {
       find_driver_function("cuMemUnmap", d.mem_unmap, 10020) &&
       find_driver_function("cuMemSetAccess", d.mem_set_access, 10020) &&
       find_driver_function("cuMemGetAllocationGranularity", d.mem_get_allocation_granularity, 10020) &&
-      find_driver_function("cuStreamWriteValue32", d.stream_write_value, 12000);
+      find_driver_function("cuStreamWriteValue64", d.stream_write_value, 12000);
   d.found = all ? status::success()
                 : status::not_supported("nibble::driver",
                                         "no CUDA driver of 12.4 or newer: nibble needs driver 580 or newer");

@@ -71,7 +71,7 @@ struct fetch_times {
   out.kernel_us = median([&] { require(fetch_family::launch(fetch, options)); });
   out.engine_us = median([&] {
     require(engine_wait_family::ask({fetch.list, engine.link()}, options));
-    require(engine_wait_family::launch(engine.wait_params(failures.as<std::uint64_t>()), options));
+    require(engine_wait_family::launch(engine.wait_params(fetch, failures.as<std::uint64_t>()), options));
   });
   static_cast<void>(cudaEventDestroy(begin));
   static_cast<void>(cudaEventDestroy(end));

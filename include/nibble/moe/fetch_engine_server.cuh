@@ -44,6 +44,7 @@ class copy_engine {
         slots_(slots),
         slot_count_(slot_count),
         words_(engine_record_words(layer_experts)),
+        head_bytes_(engine_head_bytes(store.slot_bytes())),
         before_(std::move(before)),
         records_(8 * engine_records * words_),
         state_(sizeof(engine_state)) {
@@ -70,10 +71,11 @@ class copy_engine {
 
   /// What placements publish through.
   [[nodiscard]] engine_link link() const {
-    return {records_.as<std::uint64_t>(), state_.as<engine_state>(), static_cast<int>(words_)};
+    return {records_.as<std::uint64_t>(), state_.as<engine_state>(), static_cast<int>(words_), head_bytes_};
   }
-  [[nodiscard]] engine_wait_params wait_params(std::uint64_t* failures) const {
-    return {state_.as<engine_state>(), failures};
+  /// \param fetch list, store and slots of what was published
+  [[nodiscard]] engine_wait_params wait_params(const fetch_params& fetch, std::uint64_t* failures) const {
+    return {fetch, head_bytes_, state_.as<engine_state>(), failures};
   }
   /// Returns when all that was published has come. \pre what publishes has ended. Throws device_error; error
   /// where the thread does not get there.
@@ -117,9 +119,9 @@ class copy_engine {
     static_cast<void>(cudaStreamSynchronize(stream_));
   }
   /// A word of record `number` once it is there. \return false: to stop
-  bool wait_for(const std::uint64_t& word, std::uint32_t number, std::uint64_t& value) {
+  bool wait_for(const std::uint64_t& word, std::uint64_t number, std::uint64_t& value) {
     std::atomic_ref<const std::uint64_t> shared(word);
-    while ((value = shared.load(std::memory_order_acquire)) >> 32 != number) {
+    while ((value = shared.load(std::memory_order_acquire)) >> 32 != (number & 0xFFFF'FFFF)) {
       if (stopping_) return false;
       // Awake for a while after work, then asleep most of the time: an idle server takes no core.
       if (std::chrono::steady_clock::now() - last_work_ > std::chrono::milliseconds(20))
@@ -130,27 +132,29 @@ class copy_engine {
   void work() {
     static_cast<void>(cudaSetDevice(device_));
     last_work_ = std::chrono::steady_clock::now();
-    for (std::uint32_t number = 1; serve(number); ++number) {
+    for (std::uint64_t number = 1; serve(number); ++number) {
       last_work_ = std::chrono::steady_clock::now();
       handled_.store(number, std::memory_order_release);
     }
   }
-  bool serve(std::uint32_t number) {
+  bool serve(std::uint64_t number) {
     const std::uint64_t* const record = records_.as<std::uint64_t>() + number % engine_records * words_;
     std::uint64_t head = 0;
     if (!wait_for(record[0], number, head)) return false;
     const auto demanded = static_cast<std::size_t>(head >> 16 & 0xFFFF),
-               guesses = static_cast<std::size_t>(head & 0xFFFF);
-    if (!copy(record + 1, demanded, number)) return false;
+               guesses = static_cast<std::size_t>(head & (engine_head_flag - 1));
+    const std::size_t skip = (head & engine_head_flag) != 0 ? head_bytes_ : 0;
+    if (!copy(record + 1, demanded, number, skip)) return false;
     if (demanded > 0) say(2 * number);
     if (guesses == 0) return true;
-    if (!copy(record + 1 + demanded, guesses, number)) return false;
+    if (!copy(record + 1 + demanded, guesses, number, 0)) return false;
     say(2 * number + 1);
     return true;
   }
   /// One call for all of them: between copies that are asked for one by one the link idles for 4 µs.
-  bool copy(const std::uint64_t* entries, std::size_t count, std::uint32_t number) {
-    to_.clear(), from_.clear();
+  /// \param skip bytes of the first that come otherwise
+  bool copy(const std::uint64_t* entries, std::size_t count, std::uint64_t number, std::size_t skip) {
+    to_.clear(), from_.clear(), sizes_.clear();
     for (std::size_t i = 0; i < count; ++i) {
       std::uint64_t entry = 0;
       if (!wait_for(entries[i], number, entry)) return false;
@@ -164,11 +168,12 @@ class copy_engine {
       } catch (const std::exception& refused) {
         fail(refused.what());
       }
-      to_.push_back(slots_ + static_cast<std::size_t>(slot) * store_.slot_bytes());
-      from_.push_back(store_.expert(expert).data());
+      const std::size_t begin = i == 0 ? skip : 0;
+      to_.push_back(slots_ + static_cast<std::size_t>(slot) * store_.slot_bytes() + begin);
+      from_.push_back(store_.expert(expert).data() + begin);
+      sizes_.push_back(store_.slot_bytes() - begin);
     }
     if (to_.empty()) return true;
-    sizes_.resize(to_.size(), store_.slot_bytes());
     cudaMemcpyAttributes attributes{};
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
     std::size_t first = 0;
@@ -181,12 +186,12 @@ class copy_engine {
     return true;
   }
   /// Writes `done` behind the copies.
-  void say(std::uint32_t done) {
+  void say(std::uint64_t done) {
     auto* const state = state_.as<engine_state>();
     if (failed_) write(&state->failed, 1);
     write(&state->done, done);
   }
-  void write(const std::uint32_t* at, std::uint32_t value) {
+  void write(const std::uint64_t* at, std::uint64_t value) {
     if (driver().stream_write_value(stream_, reinterpret_cast<CUdeviceptr>(at), value, 0) != CUDA_SUCCESS)
       fail("the device could not be told that experts have come");
   }
@@ -199,14 +204,14 @@ class copy_engine {
   const expert_store& store_;
   std::byte* slots_;
   int slot_count_;
-  std::size_t words_;
+  std::size_t words_, head_bytes_;
   before_copy before_;
   pinned_memory records_;
   device_memory state_;
   cudaStream_t stream_ = nullptr;
   int device_ = 0;
   std::atomic<bool> stopping_ = false;
-  std::atomic<std::uint32_t> handled_ = 0;  ///< the last record whose copies were asked for
+  std::atomic<std::uint64_t> handled_ = 0;  ///< the last record whose copies were asked for
   std::thread thread_;
   std::mutex guard_;
   std::string failure_;

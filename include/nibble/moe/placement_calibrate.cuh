@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "nibble/core/device_memory.cuh"
+#include "nibble/moe/fetch_engine.cuh"
+#include "nibble/moe/fetch_engine_server.cuh"
 #include "nibble/moe/fetch_launch.cuh"
 #include "nibble/moe/placement_host.cuh"
 #include "nibble/moe/placement_server.cuh"
@@ -26,11 +28,12 @@ struct measured_latencies {
 };
 
 /// One token, one layer. Takes some tens of milliseconds and overwrites the slots 0 … measured_misses - 1, so
-/// it comes before the pool is warmed. \param fetch store and slots, at least measured_misses of both \param
-/// experts of a layer, at least measured_misses, which is then also the least top_k of the server Throws
+/// it comes before the pool is warmed. \param fetch store and slots, at least measured_misses of both, which
+/// is then also the least top_k of the server  \param engine what fetches; null: a kernel. Throws
 /// device_error.
 [[nodiscard]] inline measured_latencies measure_misses(fetch_params fetch, const host_experts_server& server,
-                                                       int hidden, int top_k, cudaStream_t stream) {
+                                                       int hidden, int top_k, cudaStream_t stream,
+                                                       const copy_engine* engine = nullptr) {
   constexpr int most = measured_latencies::measured_misses, times = measured_latencies::repeats;
   static constexpr const char* where = "nibble::moe::measure_misses";
   const int ways = std::min(most, std::min(top_k, std::min(fetch.slot_count, fetch.expert_count)));
@@ -62,6 +65,11 @@ struct measured_latencies {
   const launch_options options{stream, launch_chain::plain};
   cudaEvent_t events[3];
   for (auto& e : events) call(cudaEventCreate(&e));
+  const auto bring = [&] {
+    if (engine == nullptr) return require(fetch_family::launch(fetch, options));
+    require(engine_wait_family::ask({fetch.list, engine->link()}, options));
+    require(engine_wait_family::launch(engine->wait_params(fetch, p.failures), options));
+  };
   struct sample {
     float fetch, whole, compute;
   };
@@ -73,7 +81,7 @@ struct measured_latencies {
       p.host_list = lists + list_words * static_cast<std::size_t>(most + 1 + listed);
       call(cudaEventRecord(events[0], stream));
       if (listed > 0) require(host_experts_family::ask(p, options));
-      if (fetched > 0) require(fetch_family::launch(fetch, options));
+      if (fetched > 0) bring();
       call(cudaEventRecord(events[1], stream));
       if (listed > 0) require(host_experts_family::launch(p, options));
       call(cudaEventRecord(events[2], stream));

@@ -115,7 +115,7 @@ class expert_offload {
                              const host_share* share = nullptr) const {
     const place_params p = placement(layer, ids, rows, mode);
     if (const status s = place(p, rows, share, launch); !s.ok()) return s;
-    if (engine_ != nullptr) return launch(std::type_identity<engine_wait_family>{}, arrival());
+    if (engine_ != nullptr) return launch(std::type_identity<engine_wait_family>{}, arrival(p));
     const fetch_params f = fetch(p.list, p.state);
     if (server_ == nullptr) return launch(std::type_identity<fetch_family>{}, f);
     return launch(std::type_identity<staged_fetch_family>{},
@@ -162,7 +162,7 @@ class expert_offload {
       return launch(family, params, options);
     };
     if (const status s = place(p, rows, share, chained); !s.ok()) return s;
-    if (engine_ != nullptr) return chained(std::type_identity<engine_wait_family>{}, arrival());
+    if (engine_ != nullptr) return chained(std::type_identity<engine_wait_family>{}, arrival(p));
     if (const status s = chained(std::type_identity<fetch_family>{}, fetch(p.list, p.state)); !s.ok())
       return s;
     // The link is never idle between a guess and the next demand: what waits for both is the layer's product.
@@ -213,7 +213,7 @@ class expert_offload {
     }
     if (const status s = residency_family<Shape>::launch(p, engine_ == nullptr ? after : options); !s.ok())
       return s;
-    if (engine_ != nullptr) return engine_wait_family::launch(arrival(), options);
+    if (engine_ != nullptr) return engine_wait_family::launch(arrival(p), options);
     if (guesses) {
       if (const status s = wait(options.stream, placed_.get(), side); !s.ok()) return s;
       if (const status s = beside_fetch_family::launch(fetch(p.ahead_list, p.state), beside); !s.ok())
@@ -364,8 +364,8 @@ class expert_offload {
     if (engine_ != nullptr) p.engine = engine_->link();
     return p;
   }
-  [[nodiscard]] engine_wait_params arrival() const {
-    return engine_->wait_params(&tables_.view().counts->failed);
+  [[nodiscard]] engine_wait_params arrival(const place_params& p) const {
+    return engine_->wait_params(fetch(p.list, p.state), &p.state.counts->failed);
   }
   [[nodiscard]] fetch_params fetch(const std::int32_t* list, const residency_view& state) const {
     fetch_params f;

@@ -193,7 +193,8 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   float scales[3] = {};
   int slot = -1, next_slot = -1, guess = -1, recent_slot = -1;
   int least_slot = -1, in_least_slot = -1;  // whose expert is likely to go out
-  std::uint32_t record_number = 0;
+  std::uint64_t record_number = 0;
+  bool head = false;                          // of thread 0: a kernel brings the head of what is demanded
   constexpr bool reads_early = Rounds <= 24;  // beyond, registers are short
   const auto read_scales = [&] {
 #pragma unroll
@@ -217,7 +218,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
       const int at = r * Threads + thread;
       key[r] = at < s.slot_count ? detail::load_word(s.slot_key + at) : worth_protected;
     }
-    if (p.engine.state != nullptr) record_number = detail::load_word(&p.engine.state->published) + 1;
+    if (p.engine.state != nullptr) record_number = detail::load_long(&p.engine.state->published) + 1;
     if constexpr (reads_early) {
       std::uint32_t least = worth_protected;
 #pragma unroll
@@ -234,6 +235,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   device::wait_for_previous_grid();
   device::let_next_grid_start();
   if (!p.tables_settled) read_tables();
+  if (p.engine.state != nullptr && thread == 0) head = detail::takes_head(p.engine, p.recent != nullptr);
 
   // Which experts are asked for, and which may be next.
   const auto keep = [&](int at) {
@@ -399,7 +401,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
     std::uint64_t* const record = detail::record_of(p.engine, record_number);
     if (thread == 0)
       detail::write_record(record, record_number, static_cast<unsigned>(demand),
-                           static_cast<unsigned>(ahead_count));
+                           static_cast<unsigned>(ahead_count) | (head ? engine_head_flag : 0u));
     if (goes)
       detail::write_record(record + 1 + rank, record_number, static_cast<unsigned>(number),
                            static_cast<unsigned>(room.victims[rank]));
@@ -453,7 +455,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
     if (places > 0) detail::add_count(s.counts->placed, static_cast<unsigned>(places));
     if (ahead_count > 0) detail::add_count(s.counts->ahead, static_cast<unsigned>(ahead_count));
     if (p.engine.state != nullptr)
-      detail::note_record(*p.engine.state, record_number, demand, ahead_count, guess_used);
+      detail::note_record(*p.engine.state, record_number, demand, ahead_count, guess_used, head);
   }
 }
 

@@ -443,6 +443,33 @@ TEST_CASE("misses are split by measured latencies, never slower than one way alo
   }
 }
 
+TEST_CASE("the CPU takes a share only where a step gains at uniform and at skewed routing", "[residency]") {
+  const auto line = [](float start, float each) {
+    std::vector<float> v;
+    for (int k = 0; k <= 6; ++k) v.push_back(k == 0 ? 0 : start + each * static_cast<float>(k));
+    return v;
+  };
+  const auto pays = [&](const std::vector<float>& fetch, const std::vector<float>& host, double miss_rate) {
+    const miss_latencies measured{fetch, fetch, host, host};
+    return split_pays(measured, split_misses(measured), 8, miss_rate);
+  };
+  // A link that takes three times what the CPU does: always.
+  REQUIRE(pays(line(5, 120), line(20, 40), 0.55));
+  REQUIRE(pays(line(5, 120), line(20, 40), 0.25));
+  // A fast link, and a hand-over that only many misses make up for: those are rare where routing is skewed.
+  REQUIRE(split_misses({line(9, 35), line(9, 35), line(36, 37), line(36, 37)})[5] < 5);
+  REQUIRE_FALSE(pays(line(9, 35), line(36, 37), 0.55));
+  REQUIRE(pays(line(9, 35), line(36, 37), 1.0));
+  // Nothing is missing, nothing is gained.
+  REQUIRE_FALSE(pays(line(5, 120), line(20, 40), 0.0));
+  // By hand: of one expert a token, missing with probability 1/2 or 1/6, a miss takes 60 less; 60/6 > 8.
+  const std::vector<float> fetch{0, 100}, host{0, 40}, close{0, 60};
+  const miss_latencies gains{fetch, fetch, host, host}, little{fetch, fetch, close, close};
+  REQUIRE(split_pays(gains, split_misses(gains), 1, 0.5));
+  REQUIRE_FALSE(split_pays(gains, split_misses(gains), 1, 0.25));   // 60/12 < 8
+  REQUIRE_FALSE(split_pays(little, split_misses(little), 1, 0.5));  // 40/6 < 8
+}
+
 TEST_CASE("misses left to the CPU are those of least worth and stay out", "[residency]") {
   const residency_shape shape{1, 16, 4};
   host_residency r(shape, 8);
