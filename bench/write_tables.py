@@ -95,14 +95,14 @@ def offloaded(rows):
     yield ""
     yield ("Batch 1, the router's choice replaced by a trace. `bound`: the larger of all bytes over memory bandwidth and the missed bytes over the "
            f"link's and, where it takes a share, the CPU's bandwidth. `ahead`: experts of the next layer guessed while a layer computes, each right with "
-           f"probability `right` by construction, wrong ones drawn from what the layer chooses in other steps. {steps[0]['date']}.")
+           f"probability `right` by construction, the likeliest more often, and wrong ones drawn from what the layer chooses in other steps. `fetch`: what brings experts. {steps[0]['date']}.")
     yield ""
-    yield from table(["model", "VRAM, GiB", "slots", "trace", "ahead", "right", "CPU, GB/s", "hit rate", "µs a step", "bound, µs", "ratio", "tokens/s", "commit"],
-                     [[r["model"], r["vram_gib"], r["slots"], r["trace"], r.get("ahead", 0), r.get("guess_right", 0.8) if r.get("ahead", 0) else "–", f"{r['cpu_gbps']:.0f}", f"{r['hit_rate']:.3f}",
+    yield from table(["model", "VRAM, GiB", "slots", "trace", "fetch", "ahead", "right", "CPU, GB/s", "hit rate", "µs a step", "bound, µs", "ratio", "tokens/s", "commit"],
+                     [[r["model"], r["vram_gib"], r["slots"], r["trace"], r.get("fetch", "kernel"), r.get("ahead", 0), r.get("guess_right", 0.8) if r.get("ahead", 0) else "–", f"{r['cpu_gbps']:.0f}", f"{r['hit_rate']:.3f}",
                        f"{r['us_per_step']:.0f}", f"{r['bound_us']:.0f}", f"{r['over_bound']:.2f}", f"{r['tokens_per_s']:.0f}", r["commit"]] for r in steps])
     yield ""
-    yield from table(["model", "VRAM, GiB", "ahead", "tokens a step", "prompt tokens", "time to first token, ms", "bound, ms", "ratio", "experts fetched"],
-                     [[r["model"], r["vram_gib"], r.get("ahead", 0), r["step_tokens"], r["prompt_tokens"], f"{r['ms']:.1f}", f"{r['bound_ms']:.1f}",
+    yield from table(["model", "VRAM, GiB", "fetch", "ahead", "tokens a step", "prompt tokens", "time to first token, ms", "bound, ms", "ratio", "experts fetched"],
+                     [[r["model"], r["vram_gib"], r.get("fetch", "kernel"), r.get("ahead", 0), r["step_tokens"], r["prompt_tokens"], f"{r['ms']:.1f}", f"{r['bound_ms']:.1f}",
                        f"{r['over_bound']:.2f}", r["fetched_experts"]] for r in rows if r["suite"] == "first token"])
     yield ""
 

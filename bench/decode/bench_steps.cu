@@ -246,7 +246,7 @@ runner start(bench::random_model<config>& weights, double vram_gib, int step_tok
   };
   auto source = weights.source();
   source.keeping.ahead = ahead, source.keeping.fetch = fetch;
-  source.keeping.cpu = cpu ? qwen3_moe::cpu_share::measured : qwen3_moe::cpu_share::off;
+  source.keeping.cpu = cpu ? qwen3_moe::cpu_share::split : qwen3_moe::cpu_share::off;
   return runner(nibble::startup::start<core>(std::move(options), std::move(source), context));
 }
 

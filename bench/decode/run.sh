@@ -17,6 +17,7 @@ for program in "$programs"/bench_steps_*; do
   "$program" --batch 1,8 --context 512 --prefill 8192 --breakdown --facts "$facts" | grep _share >>"$rows"
 done
 "$programs"/bench_steps_qwen3_6_35b_a3b_bf16 --offload-gib 8,12,16 --first-token 1,64,8192 --ahead 1 --facts "$facts" >>"$rows"
+"$programs"/bench_steps_qwen3_6_35b_a3b_bf16 --offload-gib 12 --ahead 1 --fetch kernel --first-token 1,64,8192 --facts "$facts" >>"$rows"
 "$programs"/bench_steps_qwen3_6_35b_a3b_bf16 --offload-gib 12 --cpu --ahead 1 --facts "$facts" >>"$rows"
 python3 "$(dirname "$0")/split_rows.py" "$rows" "$results"
 python3 "$(dirname "$0")/plot.py" "$results/decode.json" "$results/decode.svg"

@@ -16,7 +16,8 @@ namespace qwen3_moe {
 /// Whether the CPU computes some of the experts that are missing, instead of having them fetched.
 enum class cpu_share : std::uint8_t {
   off,
-  measured,  ///< as many as pays, by what both take at the start; none where it is not 10 % faster
+  measured,  ///< as many as pays, by what both take at the start; none where a step may take longer by it
+  split,     ///< the fastest split of so many misses, whether steps gain by it or not: for measurements
   always,    ///< half of them, whatever it takes: for tests
 };
 

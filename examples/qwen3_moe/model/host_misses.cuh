@@ -104,7 +104,8 @@ struct host_experts_state {
       std::to_string(state->pool.threads()) + " threads in " + us(measured.host[1]) +
       (computed == 0 ? "; the CPU is left alone" : "; of 1, 2, … missing ones the CPU computes " + shares);
   const double miss_rate = 1.0 - static_cast<double>(slot_count) / store.count();
-  if (computed > 0 && !split_pays(measured.view(), out.fetch_of, top_k, miss_rate))
+  if (computed > 0 && wish == cpu_share::measured &&
+      !split_pays(measured.view(), out.fetch_of, top_k, miss_rate))
     out.text += ", which would not pay at every kind of routing; the CPU is left alone";
   else if (computed > 0)
     out.server = std::move(server);
