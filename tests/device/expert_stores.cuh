@@ -8,6 +8,7 @@
 #include <random>
 
 #include "device_test.cuh"
+#include "nibble/core/device_ops.cuh"
 #include "nibble/core/launch.cuh"
 #include "nibble/moe/residency_device.cuh"
 
@@ -43,6 +44,21 @@ void prepare_kernels() {
       Family::for_each_kernel([](auto kernel, int threads, std::size_t shared_bytes, const char* name) {
         return nibble::prepare(kernel, threads, shared_bytes, name);
       }));
+}
+
+/// Stands for a layer's products: every block takes one of the experts that the layer asks for and counts it
+/// as wrong unless all of its bytes are in the slot that the tables name.
+static __global__ void use_experts(const std::int32_t* ids, const std::int32_t* slot_of,
+                                   const std::uint32_t* store, const std::uint32_t* slots, int words,
+                                   unsigned* wrong) {
+  nibble::device::wait_for_previous_grid();
+  nibble::device::let_next_grid_start();
+  const int id = ids[blockIdx.x], slot = slot_of[id];
+  bool good = slot >= 0;
+  for (int i = static_cast<int>(threadIdx.x); good && i < words; i += static_cast<int>(blockDim.x))
+    good = store[static_cast<std::ptrdiff_t>(id) * words + i] ==
+           slots[static_cast<std::ptrdiff_t>(slot) * words + i];
+  if (!good) atomicAdd(wrong, 1u);
 }
 
 }  // namespace device_test

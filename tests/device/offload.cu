@@ -9,12 +9,12 @@
 #include "device_test.cuh"
 #include "expert_stores.cuh"
 #include "nibble/core/bf16.hpp"
-#include "nibble/moe/fetch_engine_measure.cuh"
 #include "nibble/moe/placement_offload.cuh"
 
 using namespace nibble;
 using device_test::buffer;
 using device_test::make_store;
+using device_test::use_experts;
 using moe::place_mode;
 
 namespace {
@@ -157,20 +157,6 @@ void together(int locked_experts, bool engine) {
   NIBBLE_CHECK(resident() > 4);
   const auto saved = offload.worth(device_test::stream());
   NIBBLE_CHECK(*std::max_element(saved.begin(), saved.end()) > moe::worth_least);
-}
-
-/// Stands for a layer's products: every block takes one of the experts that the layer asks for and counts it
-/// as wrong unless all of its bytes are in the slot that the tables name.
-__global__ void use_experts(const std::int32_t* ids, const std::int32_t* slot_of, const std::uint32_t* store,
-                            const std::uint32_t* slots, int words, unsigned* wrong) {
-  device::wait_for_previous_grid();
-  device::let_next_grid_start();
-  const int id = ids[blockIdx.x], slot = slot_of[id];
-  bool good = slot >= 0;
-  for (int i = static_cast<int>(threadIdx.x); good && i < words; i += static_cast<int>(blockDim.x))
-    good = store[static_cast<std::ptrdiff_t>(id) * words + i] ==
-           slots[static_cast<std::ptrdiff_t>(slot) * words + i];
-  if (!good) atomicAdd(wrong, 1u);
 }
 
 /// A layer ahead in captured steps, several of them behind each other, of more layers than guesses are under
@@ -377,65 +363,6 @@ void shared(bool engine) {
   NIBBLE_CHECK(on_host > 0);
 }
 
-/// A thread that hangs: the step fails once the kernel's patience is over, and the next one works.
-void stuck() {
-  constexpr std::size_t slot_bytes = 128 * 9;
-  const auto store = make_store(shape.total(), slot_bytes, UINT64_MAX);
-  const buffer<std::uint8_t> memory(24 * slot_bytes);
-  moe::expert_offload<shape> offload(*store, reinterpret_cast<std::byte*>(memory.data()), 24, 24, {},
-                                     device_test::stream());
-  std::atomic<bool> hang = true;
-  offload.fetch_by_engine(std::make_unique<moe::copy_engine>(
-      *store, reinterpret_cast<std::byte*>(memory.data()), 24, shape.experts, [&](int) {
-        const auto begin = std::chrono::steady_clock::now();
-        while (hang && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }));
-  const buffer<std::int32_t> ids(std::vector<std::int32_t>{14, 15});
-  moe::residency_counts counts;
-  const auto step = [&] {
-    NIBBLE_GOOD(offload.bring(2, ids.data(), 1, place_mode::decode, chained));
-    NIBBLE_CUDA_CHECK(cudaStreamSynchronize(device_test::stream()));
-    NIBBLE_CUDA_CHECK(cudaMemcpy(&counts, offload.tables().counts, sizeof counts, cudaMemcpyDeviceToHost));
-  };
-  step();
-  NIBBLE_CHECK(counts.failed == 1 && counts.misses == 2);
-  step();  // launched before anybody knew: fails at once, although its experts are in the tables
-  NIBBLE_CHECK(counts.failed == 2 && counts.hits == 2);
-  hang = false;
-  NIBBLE_CHECK(
-      offload.failure(counts, offload.generation(), device_test::stream()).find("could not be read") !=
-      std::string::npos);
-  step();
-  NIBBLE_CHECK(counts.good() && counts.misses == 2);
-  const auto bytes = memory.read();
-  std::vector<std::int32_t> of(static_cast<std::size_t>(shape.total()));
-  NIBBLE_CUDA_CHECK(cudaMemcpy(of.data(), offload.tables().slot_of, 4 * of.size(), cudaMemcpyDeviceToHost));
-  for (const int id : {14, 15}) {
-    const int number = 2 * shape.experts + id, at = of[static_cast<std::size_t>(number)];
-    NIBBLE_CHECK(at >= 0 && std::memcmp(bytes.data() + static_cast<std::size_t>(at) * slot_bytes,
-                                        store->expert(number).data(), slot_bytes) == 0);
-  }
-}
-
-/// Both ways are measured, and both bring the experts.
-void measured() {
-  constexpr std::size_t slot_bytes = 128 * 1000;
-  const auto store = make_store(shape.total(), slot_bytes, UINT64_MAX);
-  const buffer<std::uint8_t> memory(4 * slot_bytes);
-  const moe::copy_engine engine(*store, reinterpret_cast<std::byte*>(memory.data()), 4, shape.experts);
-  moe::fetch_params fetch;
-  fetch.store = reinterpret_cast<const std::uint8_t*>(store->data()), fetch.slots = memory.data();
-  fetch.slot_bytes = fetch.bytes = slot_bytes, fetch.slot_count = 4, fetch.expert_count = shape.total();
-  const moe::fetch_times times = moe::measure_fetch(fetch, engine, device_test::stream());
-  NIBBLE_CHECK(times.experts == 4 && times.kernel_us > 0 && times.engine_us > 0 && times.engine_us < 1e6f);
-  // The last repetition's: 11 of each kind, four experts each.
-  const auto bytes = memory.read();
-  for (int i = 0; i < 4; ++i)
-    NIBBLE_CHECK(std::memcmp(bytes.data() + static_cast<std::size_t>(i) * slot_bytes,
-                             store->expert((10 * 4 + i) % shape.total()).data(), slot_bytes) == 0);
-}
-
 const bool registered[] = {
     device_test::add("together", "all locked, some locked, none locked",
                      [] {
@@ -446,8 +373,6 @@ const bool registered[] = {
     device_test::add("engine", "the copy engine brings what is missing", [] { together(48, true); }),
     device_test::add("engine_ahead", "the copy engine brings guesses, too", [] { ahead(true); }),
     device_test::add("engine_shared", "the copy engine and the CPU", [] { shared(true); }),
-    device_test::add("engine_stuck", "a copy that does not come fails the step", [] { stuck(); }),
-    device_test::add("engine_measured", "the measurement at the start", [] { measured(); }),
 };
 
 }  // namespace

@@ -46,6 +46,55 @@ bool same_tables(const moe::device_residency& device, const moe::host_residency&
   return good;
 }
 
+/// What placements publish for the copy engine, which here only pretends to copy.
+class records {
+ public:
+  explicit records(int experts)
+      : words_(moe::engine_record_words(experts)), memory_(8 * moe::engine_records * words_) {
+    std::memset(memory_.data(), 0, 8 * moe::engine_records * words_);
+  }
+  [[nodiscard]] moe::engine_link link() const {
+    return {memory_.as<std::uint64_t>(), state_.data(), static_cast<int>(words_), 1024};
+  }
+  /// The copies of all records so far may be done, but for the last `left`.
+  void done(std::uint64_t left) {
+    moe::engine_state now = state_.read()[0];
+    now.done = left >= 2 * published_ + 1 ? 0 : 2 * published_ + 1 - left;
+    done_ = now.done;
+    NIBBLE_CUDA_CHECK(cudaMemcpy(state_.data(), &now, sizeof now, cudaMemcpyHostToDevice));
+  }
+  /// \param used whether a guess for the layer came true  \param spared whether the last guesses' slots were
+  /// left alone
+  [[nodiscard]] bool good(const std::vector<moe::fetch_entry>& demand,
+                          const std::vector<moe::fetch_entry>& ahead, bool used, bool spared) {
+    const auto after = [](std::uint64_t record) { return record == 0 ? 0 : 2 * record + 1; };
+    const bool head = done_ >= after(spared ? older_ : guessed_);
+    const std::uint64_t needed = demand.empty() ? after(used ? guessed_ : older_) : 2 * (published_ + 1);
+    older_ = guessed_;
+    const moe::engine_state s = state_.read()[0];
+    bool same = s.needed == needed && s.head == (head && !demand.empty() ? 1u : 0u);
+    if (!demand.empty() || !ahead.empty()) {
+      const std::uint64_t number = ++published_;
+      if (!ahead.empty()) guessed_ = number;
+      const std::uint64_t* word = memory_.as<std::uint64_t>() + number % moe::engine_records * words_;
+      const auto is = [&](std::uint64_t high, std::uint64_t low) {
+        same = same && *word++ == (number << 32 | high << 16 | low);
+      };
+      is(demand.size(), ahead.size() | (head ? moe::engine_head_flag : 0u));
+      for (const auto* entries : {&demand, &ahead})
+        for (const auto& e : *entries)
+          is(static_cast<std::uint64_t>(e.number), static_cast<std::uint64_t>(e.slot));
+    }
+    return same && s.published == published_ && s.guessed == guessed_ && s.guessed_older == older_;
+  }
+
+ private:
+  std::size_t words_;
+  pinned_memory memory_;
+  buffer<moe::engine_state> state_{std::vector<moe::engine_state>(1)};
+  std::uint64_t published_ = 0, guessed_ = 0, older_ = 0, done_ = 0;
+};
+
 template <residency_shape S, moe::residency_policy P>
 void replay(int slots, int calls, int compare_every, std::uint64_t seed) {
   if (device_test::quick()) calls = std::min(calls, 24);
@@ -75,6 +124,7 @@ void replay(int slots, int calls, int compare_every, std::uint64_t seed) {
   for (int i = 0; i <= moe::most_split_misses; ++i) fetch_of[static_cast<std::size_t>(i)] = (i + 1) / 2;
   const buffer<std::int32_t> d_fetch_of(fetch_of), d_host_list(4 + moe::most_split_misses);
   std::vector<moe::fetch_entry> guesses;
+  records published(S.experts);
   const std::vector<int> sizes = {1, 1, 1, 2, 4, 8, 16, most_rows};
   bool guessed = false;
   for (int call = 0, layer = 0; call < calls; ++call, layer = (layer + 1) % S.layers) {
@@ -119,7 +169,11 @@ void replay(int slots, int calls, int compare_every, std::uint64_t seed) {
     p.tables_settled = below(2) != 0;  // copies lie between the launches, so both are true
     if (below(4) == 0)
       q.fetch_of = fetch_of, p.fetch_of = d_fetch_of.data(), p.host_list = d_host_list.data();
+    const bool publishes = seed % 2 == 0;
+    if (publishes) published.done(static_cast<std::uint64_t>(below(6))), p.engine = published.link();
+    const std::uint64_t used_before = host.counts().ahead_used;
     const auto want = host.place(q);
+    const bool used = host.counts().ahead_used > used_before;
     NIBBLE_GOOD(
         (moe::launch_place_with<S, P>(p, launch_options{device_test::stream(), device_test::chained})));
     const auto same_list = [&](const std::int32_t* from, const std::vector<moe::fetch_entry>& entries) {
@@ -135,6 +189,7 @@ void replay(int slots, int calls, int compare_every, std::uint64_t seed) {
       good = good && list[0] == static_cast<int>(want.on_host.size()) &&
              std::equal(want.on_host.begin(), want.on_host.end(), list.begin() + 4);
     }
+    if (publishes) good = good && published.good(want.demand, want.ahead, used || !p.guesses, coming);
     NIBBLE_CHECK(good);
     guessed = q.ahead;
     guesses = want.ahead;

@@ -59,6 +59,9 @@ residency              small     mri
 residency              real      m.i
 offload                together  m..
 offload                ahead     m..
+offload                engine    m..
+offload                engine_ahead m..
+offload_engine         mixed     m..
 fetch                  direct    mri
 fetch                  beside    mri
 fetch                  host      m..

@@ -109,6 +109,8 @@ class cuda_core {
   /// A start with every expert resident keeps them all: there is no host memory to fetch them from.
   [[nodiscard]] nibble::status resize(context_type& context, const nibble::memory_plan& plan) {
     using nibble::ledger_line;
+    // A step under way needs the thread that asks for copies, which calls that map memory could keep out.
+    if (offload_ != nullptr && offload_->fetches_by_engine()) offload_->finish(stream_);
     if (backend_type::page_bytes > 0) {
       if (const auto s = kv_pages_.resize(plan.kv_pages * backend_type::page_bytes); !s.ok()) return s;
       context.set_measured(ledger_line::kv_pages, kv_pages_.mapped_bytes());
@@ -306,20 +308,20 @@ class cuda_core {
     if (wish == expert_fetch::kernel || !kept_->all_locked()) return nullptr;
     auto engine = std::make_unique<nibble::moe::copy_engine>(
         kept_->store(), expert_slots_.base(), expert_count(c), c.experts, kept_->before_read());
-    if (wish == expert_fetch::engine) return engine;
     nibble::moe::fetch_params all;
     all.store = reinterpret_cast<const std::uint8_t*>(kept_->store().data());
     all.slots = reinterpret_cast<std::uint8_t*>(expert_slots_.base());
     all.slot_bytes = all.bytes = slot_bytes;
     all.slot_count = slots, all.expert_count = expert_count(c);
     const nibble::moe::fetch_times times = nibble::moe::measure_fetch(all, *engine, stream_);
+    const bool taken = wish == expert_fetch::engine ? times.engine_answers() : times.engine_pays();
     const auto us = [](float value) {
       return value < 1e6f ? std::to_string(static_cast<int>(value)) + " us" : std::string("too long");
     };
     context.log("experts: " + std::to_string(times.experts) + " are fetched by a kernel in " +
                 us(times.kernel_us) + " and by the copy engine in " + us(times.engine_us) +
-                (times.engine_pays() ? ", which is taken" : "; the kernel is taken"));
-    return times.engine_pays() ? std::move(engine) : nullptr;
+                (taken ? ", which is taken" : "; the kernel is taken"));
+    return taken ? std::move(engine) : nullptr;
   }
 
   /// Whether and how the CPU takes a share of the misses.

@@ -33,9 +33,10 @@ namespace detail {
 
 /// Threads and experts of the host's side; the server's function owns it.
 struct host_experts_state {
-  host_experts_state(const nibble::moe::expert_store& from, int wanted_threads)
+  /// \param others threads that are busy meanwhile
+  host_experts_state(const nibble::moe::expert_store& from, int wanted_threads, int others)
       : store(from),
-        pool(wanted_threads > 0 ? wanted_threads : std::max(1, nibble::host::available_cores() - 1)) {}
+        pool(wanted_threads > 0 ? wanted_threads : std::max(1, nibble::host::available_cores() - others)) {}
   const nibble::moe::expert_store& store;
   nibble::host::thread_pool pool;
   /// While measuring, each call takes another layer: experts that lie in a cache would be too fast.
@@ -46,8 +47,8 @@ struct host_experts_state {
 }  // namespace detail
 
 /// Measures and decides, in some tens of milliseconds. NVFP4 experts, all of them page-locked. The slots are
-/// overwritten. \param slots at least as many as a token chooses \param threads 0: one less than cores
-/// \param engine what fetches; null: a kernel. Throws device_error.
+/// overwritten. \param slots at least as many as a token chooses \param threads 0: those that the cores leave
+/// over \param engine what fetches; null: a kernel. Throws device_error.
 [[nodiscard]] inline host_misses measure_host_misses(const nibble::moe::expert_store& store, cpu_share wish,
                                                      int hidden, int inner, int layers, int top_k,
                                                      std::byte* slots, int slot_count, int threads,
@@ -55,7 +56,7 @@ struct host_experts_state {
                                                      const nibble::moe::copy_engine* engine) {
   using namespace nibble::moe;
   host_misses out;
-  const auto state = std::make_shared<detail::host_experts_state>(store, threads);
+  const auto state = std::make_shared<detail::host_experts_state>(store, threads, engine != nullptr ? 2 : 1);
   const int layer_experts = store.count() / layers;
   auto server = std::make_unique<host_experts_server>(
       hidden, top_k,

@@ -39,7 +39,8 @@ __device__ __forceinline__ bool takes_head(const engine_link& link, bool spares_
   return link.head_bytes > 0 && load_long(&s.done) >= engine_guesses_done(last);
 }
 /// What a layer waits for, once its record, if it has one, is published. For one thread.
-/// \param used whether any of the guesses for this layer came true  \param head of takes_head
+/// \param used whether any of the guesses for this layer came true, or that is not known  \param head of
+/// takes_head
 __device__ __forceinline__ void note_record(engine_state& s, std::uint64_t number, int demanded, int guesses,
                                             bool used, bool head) {
   const std::uint64_t guessed = s.guessed;

@@ -24,6 +24,7 @@ struct fetch_times {
   int experts = 0;
   float kernel_us = 0;
   float engine_us = 0;  ///< infinite where it did not answer
+  [[nodiscard]] bool engine_answers() const { return engine_us < std::numeric_limits<float>::infinity(); }
   /// The engine leaves the multiprocessors alone and needs no second stream for guesses, so it may take a
   /// little longer: 5 %.
   [[nodiscard]] bool engine_pays() const { return engine_us <= 1.05f * kernel_us; }

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -22,15 +23,16 @@
 #include "nibble/core/device_memory.cuh"
 #include "nibble/core/driver.cuh"
 #include "nibble/core/error.hpp"
+#include "nibble/core/event.cuh"
 #include "nibble/moe/expert_store.hpp"
 #include "nibble/moe/fetch_engine_types.hpp"
 
 namespace nibble::moe {
 
 /// Serves until destroyed, on a stream of its own. Launches that publish must come from one stream at a time.
-/// While they run, no other thread may sit in a call of CUDA that both waits for the device and keeps others
-/// out (cudaMalloc, cudaFree, cudaHostRegister): the copies could not be asked for, and the step would fail
-/// after fetch_patience_ns.
+/// While they run, no other thread may sit in a call of CUDA that waits for the device and keeps others out
+/// (cudaMalloc, cudaFree, cudaHostRegister; a launch that finds the queue full, see pace()): the copies could
+/// not be asked for, and the step would fail after fetch_patience_ns.
 class copy_engine {
  public:
   /// Called on the thread before an expert is copied; what it throws fails the step. For tests.
@@ -77,6 +79,18 @@ class copy_engine {
   [[nodiscard]] engine_wait_params wait_params(const fetch_params& fetch, std::uint64_t* failures) const {
     return {fetch, head_bytes_, state_.as<engine_state>(), failures};
   }
+  /// Behind each layer that is launched, not captured: keeps the host at most 2 · paced_layers before the
+  /// device, so that no launch ever waits for room in the stream's queue.
+  [[nodiscard]] status pace(cudaStream_t stream) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (const cudaError_t e = cudaStreamIsCapturing(stream, &capture); e != cudaSuccess)
+      return runtime_status(e, where, "the stream does not say whether it is captured");
+    if (capture != cudaStreamCaptureStatusNone || ++layers_ % paced_layers != 0) return status::success();
+    cudaError_t e = cudaEventRecord(launched_[layers_ / paced_layers % 2].get(), stream);
+    // The event before this one; what was never recorded is done.
+    if (e == cudaSuccess) e = cudaEventSynchronize(launched_[(layers_ / paced_layers + 1) % 2].get());
+    return runtime_status(e, where, "the stream failed");
+  }
   /// Returns when all that was published has come. \pre what publishes has ended. Throws device_error; error
   /// where the thread does not get there.
   void drain() {
@@ -93,7 +107,10 @@ class copy_engine {
   }
   /// What went wrong since the last call, "" for nothing.
   [[nodiscard]] std::string take_failure() {
+    engine_state state;
+    if (cudaMemcpy(&state, state_.data(), sizeof state, cudaMemcpyDeviceToHost) != cudaSuccess) state = {};
     const std::lock_guard hold(guard_);
+    if (failure_.empty() && state.broken != 0) return "the copy engine did not answer within 5 s";
     return std::exchange(failure_, {});
   }
   /// After a step failed, with nothing under way that publishes: forgets what was asked for.
@@ -104,6 +121,8 @@ class copy_engine {
 
  private:
   static constexpr const char* where = "nibble::moe::copy_engine";
+  /// A layer is some 20 launches, a stream's queue takes about 1,000.
+  static constexpr std::size_t paced_layers = 8;
   static void call(cudaError_t e, const char* text) { require(runtime_status(e, where, text)); }
 
   void start() {
@@ -132,9 +151,12 @@ class copy_engine {
   void work() {
     static_cast<void>(cudaSetDevice(device_));
     last_work_ = std::chrono::steady_clock::now();
-    for (std::uint64_t number = 1; serve(number); ++number) {
-      last_work_ = std::chrono::steady_clock::now();
-      handled_.store(number, std::memory_order_release);
+    try {
+      for (std::uint64_t number = 1; serve(number); ++number) {
+        last_work_ = std::chrono::steady_clock::now();
+        handled_.store(number, std::memory_order_release);
+      }
+    } catch (...) {  // no memory: kernels give up after a while
     }
   }
   bool serve(std::uint64_t number) {
@@ -167,6 +189,8 @@ class copy_engine {
         if (before_) before_(expert);
       } catch (const std::exception& refused) {
         fail(refused.what());
+      } catch (...) {
+        fail("refused");
       }
       const std::size_t begin = i == 0 ? skip : 0;
       to_.push_back(slots_ + static_cast<std::size_t>(slot) * store_.slot_bytes() + begin);
@@ -221,6 +245,9 @@ class copy_engine {
   std::vector<void*> to_;
   std::vector<const void*> from_;
   std::vector<std::size_t> sizes_;
+  // The launching thread's.
+  std::array<event, 2> launched_;
+  std::size_t layers_ = 0;
 };
 
 }  // namespace nibble::moe

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "nibble/core/device_memory.cuh"
+#include "nibble/core/event.cuh"
 #include "nibble/moe/expert_store.hpp"
 #include "nibble/moe/fetch_beside.cuh"
 #include "nibble/moe/fetch_engine.cuh"
@@ -172,6 +173,11 @@ class expert_offload {
     if (!guesses) return status::success();
     if (const status s = wait(options.stream, placed_.get(), ahead.side); !s.ok()) return s;
     return launch(std::type_identity<beside_fetch_family>{}, fetch(p.ahead_list, p.state), beside);
+  }
+  /// Behind every layer of a step that is launched, not captured: the copy engine must not be kept waiting by
+  /// a full queue of launches, so the host waits where it is too far before the device.
+  [[nodiscard]] status pace(cudaStream_t stream) const {
+    return engine_ != nullptr ? engine_->pace(stream) : status::success();
   }
   /// Adds the CPU's share to y, once the layer's other experts have written it. The arguments are those of
   /// bring().
@@ -376,21 +382,6 @@ class expert_offload {
     f.slot_count = state.slot_count, f.expert_count = store_.count();
     return f;
   }
-
-  /// An event without timing.
-  class event {
-   public:
-    event() {
-      require(runtime_status(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), where, "no event"));
-    }
-    event(const event&) = delete;
-    event& operator=(const event&) = delete;
-    ~event() { static_cast<void>(cudaEventDestroy(event_)); }
-    [[nodiscard]] cudaEvent_t get() const { return event_; }
-
-   private:
-    cudaEvent_t event_ = nullptr;
-  };
 
   const expert_store& store_;
   std::byte* slots_;

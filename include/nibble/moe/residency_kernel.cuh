@@ -8,168 +8,10 @@
 
 #include "nibble/core/device_ops.cuh"
 #include "nibble/moe/fetch_engine.cuh"
+#include "nibble/moe/residency_pick.cuh"
 #include "nibble/moe/residency_types.hpp"
 
 namespace nibble::moe {
-
-namespace detail {
-
-/// Plain loads that stay where they are written: the compiler must not move them below the wait.
-__device__ __forceinline__ std::uint32_t load_word(const void* p) {
-  std::uint32_t v;
-  asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-__device__ __forceinline__ void add_count(std::uint64_t& count, unsigned by) {
-  atomicAdd(reinterpret_cast<unsigned long long*>(&count), static_cast<unsigned long long>(by));
-}
-__device__ __forceinline__ unsigned lanes_below() { return (1u << (threadIdx.x & 31u)) - 1u; }
-
-/// Sum over a block; every thread gets it. `room` is [2][32], `turn` alternates from call to call.
-template <int Threads>
-__device__ __forceinline__ unsigned block_sum(unsigned value, unsigned (*room)[32], int turn) {
-  constexpr int warps = Threads / 32;
-  const int lane = threadIdx.x & 31;
-  value = __reduce_add_sync(0xFFFF'FFFFu, value);
-  if (lane == 0) room[turn][threadIdx.x >> 5] = value;
-  __syncthreads();
-  return __reduce_add_sync(0xFFFF'FFFFu, lane < warps ? room[turn][lane] : 0u);
-}
-
-/// What the choice of slots works in.
-template <int Threads, int Rounds>
-struct victim_room {
-  static constexpr int warps = Threads / 32;
-  std::uint32_t keys[2][32];
-  int slots[2][32];
-  unsigned sums[2][32];
-  unsigned below[Rounds * warps], equal[Rounds * warps];
-  int victims[2 * Threads];
-};
-
-/// The few slots of least key, one after the other. Slot r · Threads + thread has key[r]; ties go to the
-/// lower slot. victims[0 … count - 1] ascend. \param taken called by the thread whose slot it is
-/// \return how many there were
-template <int Threads, int Rounds, class Taken>
-__device__ __forceinline__ int pick_few(std::uint32_t (&key)[Rounds], int wanted,
-                                        victim_room<Threads, Rounds>& room, Taken taken) {
-  constexpr int warps = Threads / 32;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
-  std::uint32_t mine = worth_protected;
-  int my_slot = INT32_MAX;
-  const auto look = [&] {
-    mine = worth_protected, my_slot = INT32_MAX;
-#pragma unroll
-    for (int r = 0; r < Rounds; ++r)
-      if (key[r] < mine) mine = key[r], my_slot = r * Threads + thread;
-  };
-  const auto show = [&](int turn) {
-    const std::uint32_t least = __reduce_min_sync(0xFFFF'FFFFu, mine);
-    const int slot = __reduce_min_sync(0xFFFF'FFFFu, mine == least ? my_slot : INT32_MAX);
-    if (lane == 0) room.keys[turn][warp] = least, room.slots[turn][warp] = slot;
-  };
-  look();
-  show(0);
-  int count = 0, taken_slot = -1, rank = 0;
-  for (int turn = 0; count < wanted; ++count, turn ^= 1) {
-    __syncthreads();
-    const std::uint32_t key_of = lane < warps ? room.keys[turn][lane] : worth_protected;
-    const std::uint32_t least = __reduce_min_sync(0xFFFF'FFFFu, key_of);
-    if (least == worth_protected) break;
-    const int slot =
-        __reduce_min_sync(0xFFFF'FFFFu, lane < warps && key_of == least ? room.slots[turn][lane] : INT32_MAX);
-    // The order of the slots: lane c of every warp keeps slot number c and counts the smaller ones.
-    if (lane < count && slot < taken_slot) ++rank;
-    const unsigned smaller = __ballot_sync(0xFFFF'FFFFu, lane < count && taken_slot < slot);
-    if (lane == count) taken_slot = slot, rank = __popc(smaller);
-    const bool here = (slot % Threads) >> 5 == warp;
-    if (here) {
-      if (slot % Threads == thread) {
-        taken(slot);
-#pragma unroll
-        for (int r = 0; r < Rounds; ++r)
-          if (r * Threads + thread == slot) key[r] = worth_protected;
-        look();
-      }
-      show(turn ^ 1);
-    } else if (lane == 0) {
-      room.keys[turn ^ 1][warp] = room.keys[turn][warp], room.slots[turn ^ 1][warp] = room.slots[turn][warp];
-    }
-  }
-  if (warp == 0 && lane < count) room.victims[rank] = taken_slot;
-  __syncthreads();
-  return count;
-}
-
-/// The same for any number: finds the key that so many are at or below, then takes those below and the first
-/// of those at it.
-template <int Threads, int Rounds>
-__device__ __forceinline__ int pick_many(const std::uint32_t (&key)[Rounds], int wanted,
-                                         victim_room<Threads, Rounds>& room) {
-  constexpr int warps = Threads / 32;
-  constexpr std::uint32_t taken = worth_protected;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
-  std::uint32_t low = taken, high = 0;
-  unsigned open = 0;
-#pragma unroll
-  for (int r = 0; r < Rounds; ++r)
-    if (key[r] != taken) {
-      low = min(low, key[r]), high = max(high, key[r]);
-      ++open;
-    }
-  low = __reduce_min_sync(0xFFFF'FFFFu, low), high = __reduce_max_sync(0xFFFF'FFFFu, high);
-  if (lane == 0) room.keys[0][warp] = low, room.keys[1][warp] = high;
-  wanted = min(wanted, static_cast<int>(block_sum<Threads>(open, room.sums, 1)));
-  if (wanted == 0) return 0;
-  low = __reduce_min_sync(0xFFFF'FFFFu, lane < warps ? room.keys[0][lane] : taken);
-  high = __reduce_max_sync(0xFFFF'FFFFu, lane < warps ? room.keys[1][lane] : 0u);
-  for (int turn = 0; low < high; turn ^= 1) {
-    const std::uint32_t middle = low + (high - low) / 2;
-    unsigned count = 0;
-#pragma unroll
-    for (int r = 0; r < Rounds; ++r) count += key[r] <= middle ? 1 : 0;
-    if (static_cast<int>(block_sum<Threads>(count, room.sums, turn)) >= wanted)
-      high = middle;
-    else
-      low = middle + 1;
-  }
-#pragma unroll
-  for (int r = 0; r < Rounds; ++r) {
-    const unsigned below = __ballot_sync(0xFFFF'FFFFu, key[r] < low);
-    const unsigned equal = __ballot_sync(0xFFFF'FFFFu, key[r] == low);
-    if (lane == 0) room.below[r * warps + warp] = __popc(below), room.equal[r * warps + warp] = __popc(equal);
-  }
-  __syncthreads();
-  // Running sums over (round, warp), which is the order of slots; packed, 16 bits each.
-  const bool counts = thread < Rounds * warps;
-  const unsigned packed = counts ? room.below[thread] | room.equal[thread] << 16 : 0;
-  unsigned sum = packed;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const unsigned other = __shfl_up_sync(0xFFFF'FFFFu, sum, d);
-    if (lane >= d) sum += other;
-  }
-  if (lane == 31) room.sums[0][warp] = sum;
-  __syncthreads();
-  sum += __reduce_add_sync(0xFFFF'FFFFu, lane < warp ? room.sums[0][lane] : 0u) - packed;
-  if (counts) room.below[thread] = sum & 0xFFFFu, room.equal[thread] = sum >> 16;
-  if (thread == Threads - 1) room.sums[1][0] = (sum + packed) & 0xFFFFu;  // all that are below
-  __syncthreads();
-  const int from_equal = wanted - static_cast<int>(room.sums[1][0]);
-#pragma unroll
-  for (int r = 0; r < Rounds; ++r) {
-    const unsigned below = __ballot_sync(0xFFFF'FFFFu, key[r] < low);
-    const unsigned equal = __ballot_sync(0xFFFF'FFFFu, key[r] == low);
-    const int lesser = static_cast<int>(room.below[r * warps + warp]) + __popc(below & lanes_below());
-    const int same = static_cast<int>(room.equal[r * warps + warp]) + __popc(equal & lanes_below());
-    if (key[r] < low || (key[r] == low && same < from_equal))
-      room.victims[lesser + min(same, from_equal)] = r * Threads + thread;
-  }
-  __syncthreads();
-  return wanted;
-}
-
-}  // namespace detail
 
 /// \tparam Threads at least as many as a layer has experts  \tparam Rounds slots a thread looks after
 template <int Threads, int Rounds>
@@ -192,7 +34,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   std::uint32_t key[Rounds], worth = worth_never, now = 0;
   float scales[3] = {};
   int slot = -1, next_slot = -1, guess = -1, recent_slot = -1;
-  int least_slot = -1, in_least_slot = -1;  // whose expert is likely to go out
+  bool listed = false;  // the least slots are
   std::uint64_t record_number = 0;
   bool head = false;                          // of thread 0: a kernel brings the head of what is demanded
   constexpr bool reads_early = Rounds <= 24;  // beyond, registers are short
@@ -219,13 +61,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
       key[r] = at < s.slot_count ? detail::load_word(s.slot_key + at) : worth_protected;
     }
     if (p.engine.state != nullptr) record_number = detail::load_long(&p.engine.state->published) + 1;
-    if constexpr (reads_early) {
-      std::uint32_t least = worth_protected;
-#pragma unroll
-      for (int r = 0; r < Rounds; ++r)
-        if (key[r] < least) least = key[r], least_slot = r * Threads + thread;
-      if (least_slot >= 0) in_least_slot = static_cast<int>(detail::load_word(s.expert_of + least_slot));
-    }
+    if constexpr (reads_early) detail::list_least<Threads, Rounds>(key, s.expert_of, room), listed = true;
   };
   if (p.tables_settled) read_tables();
   if (thread < 32) chosen[thread] = 0, likely[thread] = 0;
@@ -297,6 +133,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
         if (at < s.slot_count) s.slot_key[at] = key[r] = worth_rebased(key[r], by);
       }
       worth = worth_rebased(worth, by), likely_worth = worth_rebased(likely_worth, by);
+      listed = false;
       __syncthreads();
     }
     if (thread == 0) *s.clock = now;
@@ -304,14 +141,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
 
   const auto bit = [&](const std::uint32_t* set) { return an_expert && (set[warp] >> lane & 1u) != 0; };
   const bool mine = bit(chosen), missing = mine && slot < 0;
-  if (mine && slot >= 0) {
-    keep(slot);
-    if (p.mode == place_mode::decode) {
-      worth = worth_used(worth, now);
-      s.worth[number] = worth;
-      s.slot_key[slot] = worth;
-    }
-  }
+  if (mine && slot >= 0) keep(slot);
   if (guess >= 0 && guess < experts && (chosen[guess >> 5] >> (guess & 31) & 1u) != 0) {
     detail::add_count(s.counts->ahead_used, 1);
     guess_used = true;
@@ -334,11 +164,9 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   }
 
   // The rank of a missing expert, and how many are to be fetched.
-  int rank = 0, fetched = misses;
-  if (missing) {
-    rank = __popc(missing_lanes & detail::lanes_below());
-    for (int w = 0; w < warp; ++w) rank += static_cast<int>(missing_in[w] >> 16);
-  }
+  int rank = static_cast<int>(__reduce_add_sync(0xFFFF'FFFFu, lane < warp ? missing_in[lane] >> 16 : 0u)) +
+             __popc(missing_lanes & detail::lanes_below());
+  int fetched = misses;
   if (p.fetch_of != nullptr && misses > 0 && misses <= most_split_misses) {
     fetched = min(misses, max(0, p.fetch_of[misses]));
     if (missing) missing_worth[rank] = worth;
@@ -381,18 +209,23 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   }
 
   int places = 0;
-  const bool few = fetched + guesses <= 12;
+  const bool few = fetched + guesses <= detail::listed_most;
+  const int* victims = room.victims;
   if (fetched + guesses > 0) {
-#pragma unroll
-    for (int r = 0; r < Rounds; ++r)
-      if ((kept[r * warps + warp] >> lane & 1u) != 0) key[r] = worth_protected;
-    const auto taken = [&](int at) {
-      const int gone =
-          at == least_slot ? in_least_slot : static_cast<int>(detail::load_word(s.expert_of + at));
-      if (gone >= 0 && gone < total) s.slot_of[gone] = -1;
+    const auto out = [&](int expert) {
+      if (expert >= 0 && expert < total) s.slot_of[expert] = -1;
     };
-    places = few ? detail::pick_few<Threads, Rounds>(key, fetched + guesses, room, taken)
-                 : detail::pick_many<Threads, Rounds>(key, fetched + guesses, room);
+    places = few && listed ? detail::pick_listed<Threads, Rounds>(kept, fetched + guesses, room, out) : -1;
+    if (places >= 0) {
+      victims = room.listed_victims[warp];
+    } else {
+#pragma unroll
+      for (int r = 0; r < Rounds; ++r)
+        if ((kept[r * warps + warp] >> lane & 1u) != 0) key[r] = worth_protected;
+      places = few ? detail::pick_few<Threads, Rounds>(key, fetched + guesses, room,
+                                                       [&](int at) { out(s.expert_of[at]); })
+                   : detail::pick_many<Threads, Rounds>(key, fetched + guesses, room);
+    }
   }
   const int demand = min(fetched, places), ahead_count = max(0, places - fetched);
   const bool goes = missing && rank < demand, guessed = guess_rank >= 0 && guess_rank < ahead_count;
@@ -404,13 +237,18 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
                            static_cast<unsigned>(ahead_count) | (head ? engine_head_flag : 0u));
     if (goes)
       detail::write_record(record + 1 + rank, record_number, static_cast<unsigned>(number),
-                           static_cast<unsigned>(room.victims[rank]));
+                           static_cast<unsigned>(victims[rank]));
     if (guessed)
       detail::write_record(record + 1 + demand + guess_rank, record_number,
                            static_cast<unsigned>((p.layer + 1) * experts + guess_id),
-                           static_cast<unsigned>(room.victims[fetched + guess_rank]));
+                           static_cast<unsigned>(victims[fetched + guess_rank]));
   }
 
+  if (mine && slot >= 0 && p.mode == place_mode::decode) {
+    worth = worth_used(worth, now);
+    s.worth[number] = worth;
+    s.slot_key[slot] = worth;
+  }
   const auto fill = [&](std::int32_t* list, int at, int expert, int to, std::uint32_t new_key) {
     list[4 + 2 * at] = expert;
     list[5 + 2 * at] = to;
@@ -420,13 +258,13 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
   if (places > 0) {
     if (!few) {  // who goes out
       for (int i = thread; i < places; i += Threads) {
-        const int gone = s.expert_of[room.victims[i]];
+        const int gone = s.expert_of[victims[i]];
         if (gone >= 0 && gone < total) s.slot_of[gone] = -1;
       }
       __syncthreads();
     }
     if (goes) {
-      const int to = room.victims[rank];
+      const int to = victims[rank];
       if (p.mode == place_mode::decode) {
         worth = worth_used(worth, now);
         s.worth[number] = worth;
@@ -439,7 +277,7 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
       for (int i = 0; i < 3; ++i) s.slot_scales[3 * to + i] = scales[i];
     }
     if (guessed) {
-      const int expert = (p.layer + 1) * experts + guess_id, to = room.victims[fetched + guess_rank];
+      const int expert = (p.layer + 1) * experts + guess_id, to = victims[fetched + guess_rank];
       if (!reads_early || !few_guesses) read_likely(guess_id);
       const bool stays = p.mode == place_mode::decode || likely_worth == worth_protected;
       fill(p.ahead_list, guess_rank, expert, to, stays ? max(likely_worth, worth_least) : worth_streamed);
@@ -455,7 +293,8 @@ __global__ __launch_bounds__(Threads, 1) void place_experts(const __grid_constan
     if (places > 0) detail::add_count(s.counts->placed, static_cast<unsigned>(places));
     if (ahead_count > 0) detail::add_count(s.counts->ahead, static_cast<unsigned>(ahead_count));
     if (p.engine.state != nullptr)
-      detail::note_record(*p.engine.state, record_number, demand, ahead_count, guess_used, head);
+      detail::note_record(*p.engine.state, record_number, demand, ahead_count,
+                          guess_used || p.guesses == nullptr, head);
   }
 }
 
