@@ -15,19 +15,19 @@ constexpr bool is_newline(char32_t c) { return c == '\r' || c == '\n'; }
 
 class cursor {
  public:
-  cursor(std::string_view text, std::size_t at) noexcept : text_(text), at_(at) { read(); }
+  cursor(std::string_view text, std::size_t at) : text_(text), at_(at) { read(); }
 
   bool done() const noexcept { return now_.bytes == 0; }
   std::size_t at() const noexcept { return at_; }
   char32_t value() const noexcept { return now_.value; }
   std::uint8_t classes() const noexcept { return classes_; }
-  void next() noexcept {
+  void next() {
     at_ += now_.bytes;
     read();
   }
 
  private:
-  void read() noexcept {
+  void read() {
     now_ = at_ < text_.size() ? decode_utf8(text_, at_) : decoded_character{0, 0, false};
     classes_ = done() ? 0 : classes_of(now_.value);
   }
@@ -69,7 +69,7 @@ std::optional<split_pattern> pattern_of(std::string_view regular_expression) noe
   return std::nullopt;
 }
 
-std::size_t piece_end(std::string_view text, std::size_t at, split_pattern pattern) noexcept {
+std::size_t piece_end(std::string_view text, std::size_t at, split_pattern pattern) {
   const std::uint8_t word = pattern == split_pattern::qwen2 ? letter_class : letter_class | mark_class;
   const std::uint8_t not_symbol = word | number_class | space_class;
   if (text[at] == '\'') {

@@ -19,6 +19,6 @@ std::optional<split_pattern> pattern_of(std::string_view regular_expression) noe
 
 /// End of the piece that starts at `at` (< text.size()). `text` must be well-formed UTF-8. A walk over all
 /// pieces looks at no character more than a fixed number of times.
-std::size_t piece_end(std::string_view text, std::size_t at, split_pattern pattern) noexcept;
+std::size_t piece_end(std::string_view text, std::size_t at, split_pattern pattern);
 
 }  // namespace qwen3_moe

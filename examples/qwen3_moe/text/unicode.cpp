@@ -139,11 +139,11 @@ void compose_segment(std::vector<ordered_character>& s, std::string& out) {
 
 }  // namespace
 
-std::uint8_t classes_of(char32_t value) noexcept { return table()[value].flags & 15; }
-bool is_letter(char32_t value) noexcept { return table()[value].flags & letter_class; }
-bool is_mark(char32_t value) noexcept { return table()[value].flags & mark_class; }
-bool is_number(char32_t value) noexcept { return table()[value].flags & number_class; }
-bool is_white_space(char32_t value) noexcept { return table()[value].flags & space_class; }
+std::uint8_t classes_of(char32_t value) { return table()[value].flags & 15; }
+bool is_letter(char32_t value) { return table()[value].flags & letter_class; }
+bool is_mark(char32_t value) { return table()[value].flags & mark_class; }
+bool is_number(char32_t value) { return table()[value].flags & number_class; }
+bool is_white_space(char32_t value) { return table()[value].flags & space_class; }
 
 std::string normalize_nfc(std::string_view text) {
   std::string out;

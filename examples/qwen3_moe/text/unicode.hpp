@@ -47,14 +47,14 @@ class utf8_stream {
 
 /// Character classes of the pre-tokenizer patterns: Unicode 16, as in the reference's regular expressions.
 /// White space is the property, not the category.
-bool is_letter(char32_t value) noexcept;
-bool is_mark(char32_t value) noexcept;
-bool is_number(char32_t value) noexcept;
-bool is_white_space(char32_t value) noexcept;
+bool is_letter(char32_t value);
+bool is_mark(char32_t value);
+bool is_number(char32_t value);
+bool is_white_space(char32_t value);
 
 /// The four classes in one look-up; bits as above.
 enum character_class : std::uint8_t { letter_class = 1, mark_class = 2, number_class = 4, space_class = 8 };
-std::uint8_t classes_of(char32_t value) noexcept;
+std::uint8_t classes_of(char32_t value);
 
 /// Canonical composition. The mappings are utf8proc's; only characters that Unicode 9 knew take part, because
 /// the reference's tables stop there. Linear in the text up to a stable sort inside one run of combining

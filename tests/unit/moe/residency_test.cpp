@@ -462,12 +462,12 @@ TEST_CASE("the CPU takes a share only where a step gains at uniform and at skewe
   REQUIRE(pays(line(9, 35), line(36, 37), 1.0));
   // Nothing is missing, nothing is gained.
   REQUIRE_FALSE(pays(line(5, 120), line(20, 40), 0.0));
-  // By hand: of one expert a token, missing with probability 1/2 or 1/6, a miss takes 60 less; 60/6 > 8.
+  // By hand: of one expert a token, missing with probability 1/2 or 1/12, a miss takes 60 less; 60/12 > 4.
   const std::vector<float> fetch{0, 100}, host{0, 40}, close{0, 60};
   const miss_latencies gains{fetch, fetch, host, host}, little{fetch, fetch, close, close};
   REQUIRE(split_pays(gains, split_misses(gains), 1, 0.5));
-  REQUIRE_FALSE(split_pays(gains, split_misses(gains), 1, 0.25));   // 60/12 < 8
-  REQUIRE_FALSE(split_pays(little, split_misses(little), 1, 0.5));  // 40/6 < 8
+  REQUIRE_FALSE(split_pays(gains, split_misses(gains), 1, 0.25));   // 60/24 < 4
+  REQUIRE_FALSE(split_pays(little, split_misses(little), 1, 0.5));  // 40/12 < 4
 }
 
 TEST_CASE("misses left to the CPU are those of least worth and stay out", "[residency]") {
