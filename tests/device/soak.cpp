@@ -397,6 +397,7 @@ void run(const std::filesystem::path& folder, const std::string& name, int exper
   options.context_tokens = 1024;
   options.step_tokens = 512;
   options.cuda.expert_slots = expert_slots;
+  options.experts.fetch = expert_fetch::engine;  // a kernel is faster for experts this small
   // Two and a half full contexts for eight sequences: some are preempted.
   options.kv_tokens = 160 * device_page_tokens;
   options.cuda.kv_bytes = 160 * kv_page_bytes_of(read_config(folder).config, nibble::kv_format::bf16);

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "chat_request.hpp"
@@ -32,6 +33,13 @@ inline constexpr std::size_t input_limit_bytes = std::size_t{16} << 20;
 
 inline constexpr const char* not_enough_memory =
     "not enough memory; a smaller --context or --max-running needs less";
+inline constexpr const char* no_more_threads =
+    "the system starts no further thread: the limit of processes (ulimit -u), of memory (ulimit -v) or of a "
+    "container is reached";
+/// What the system refused in a word or two, for a person.
+[[nodiscard]] inline const char* text_of(const std::system_error& problem) {
+  return problem.code() == std::errc::resource_unavailable_try_again ? no_more_threads : problem.what();
+}
 
 /// A model ready to run.
 struct app_model {

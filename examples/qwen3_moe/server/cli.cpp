@@ -496,6 +496,9 @@ int run_command_line(int argc, const char* const* argv) try {
 } catch (const std::bad_alloc&) {
   report(not_enough_memory);
   return exit_runtime;
+} catch (const std::system_error& problem) {
+  report(text_of(problem));
+  return exit_runtime;
 } catch (const std::exception& problem) {
   report(problem.what());
   return exit_runtime;

@@ -98,6 +98,9 @@ struct loading {
     } catch (const std::bad_alloc&) {
       problem = not_enough_memory;
       code = exit_runtime;
+    } catch (const std::system_error& error) {
+      problem = text_of(error);
+      code = exit_runtime;
     } catch (const std::exception& error) {
       problem = error.what();
       code = exit_runtime;
