@@ -23,7 +23,7 @@ enum class cpu_share : std::uint8_t {
 
 /// What brings missing experts.
 enum class expert_fetch : std::uint8_t {
-  measured,  ///< the copy engine, unless a kernel is faster at the start
+  measured,  ///< the copy engine, unless it takes over 5 % longer at the start
   kernel,    ///< multiprocessors that read host memory
   engine,    ///< the copy engine, whatever it takes; still a kernel for experts that are not page-locked
 };

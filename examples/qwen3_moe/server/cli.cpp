@@ -215,7 +215,7 @@ void add_expert_options(CLI::App& command, expert_keeping& experts) {
                                               : expert_fetch::measured;
           },
           "What brings missing experts: the copy engine of the GPU, or a kernel that reads host memory; auto "
-          "takes what is faster at the start")
+          "takes the engine unless it takes over 5 % longer at the start")
       ->type_name("HOW")
       ->check(CLI::IsMember({"auto", "kernel", "engine"}).description(""))
       ->default_str("auto");

@@ -173,7 +173,7 @@ class copy_engine {
     say(2 * number + 1);
     return true;
   }
-  /// One call for all of them: between copies that are asked for one by one the link idles for 4 µs.
+  /// One call for all of them: between copies that are asked for one by one the link idles for some 3 µs.
   /// \param skip bytes of the first that come otherwise
   bool copy(const std::uint64_t* entries, std::size_t count, std::uint64_t number, std::size_t skip) {
     to_.clear(), from_.clear(), sizes_.clear();

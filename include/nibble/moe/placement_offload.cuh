@@ -141,12 +141,12 @@ class expert_offload {
   /// Whether bring_ahead() leaves two kernels to wait for, this layer's demand and its guesses: a kernel
   /// behind two others cannot start early behind one of them.
   [[nodiscard]] bool joins(int layer) const { return layer > 0 && engine_ == nullptr; }
-  /// bring() that has up to `ahead.limit` likely experts of the next layer come on a second stream while this
-  /// layer computes. For every layer in order, layer 0 first; may be captured. The link brings what is
-  /// demanded first, then guesses, with whose rest the next layer's demand shares it. Wrong guesses stay
-  /// resident until something better takes their slots, so what a layer computes with never depends on them.
-  /// What follows on the stream is behind two kernels (joins), so it must be launched plainly.
-  /// \param launch launch(std::type_identity<Family>{}, params, launch_options) → status
+  /// bring() that has up to `ahead.limit` likely experts of the next layer come (on a second stream, where a
+  /// kernel fetches) while this layer computes. For every layer in order, layer 0 first; may be captured. The
+  /// link brings what is demanded first, then guesses, with whose rest the next layer's demand shares it.
+  /// Wrong guesses stay resident until something better takes their slots, so what a layer computes with
+  /// never depends on them. What follows on the stream is behind two kernels (joins), so it must be launched
+  /// plainly. \param launch launch(std::type_identity<Family>{}, params, launch_options) → status
   template <class Launch>
   [[nodiscard]] status bring_ahead(int layer, const std::int32_t* ids, int rows, place_mode mode,
                                    const look_ahead& ahead, const launch_options& options, Launch&& launch,
