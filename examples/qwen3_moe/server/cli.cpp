@@ -188,9 +188,8 @@ void add_expert_options(CLI::App& command, expert_keeping& experts) {
           [&experts](const std::string& wish) {
             experts.cpu = wish == "off" ? cpu_share::off : cpu_share::measured;
           },
-          "Experts that are missing on the GPU: auto lets the CPU compute some where steps are sure to gain "
-          "by "
-          "it; off fetches all, and answers do not depend on which were missing")
+          "Experts that are missing on the GPU: auto lets the CPU compute some where steps are predicted to "
+          "gain by it; off fetches all, and answers do not depend on which were missing")
       ->type_name("WHEN")
       ->check(CLI::IsMember({"auto", "off"}).description(""))
       ->default_str("auto");
