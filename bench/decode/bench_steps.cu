@@ -320,10 +320,12 @@ int run(int argc, char** argv) {
     else if (name == "--guess-right")
       a.guess_right = std::atof(value());
     else if (name == "--fetch") {
-      const std::string how = value();
-      a.fetch = how == "kernel"   ? qwen3_moe::expert_fetch::kernel
-                : how == "engine" ? qwen3_moe::expert_fetch::engine
-                                  : qwen3_moe::expert_fetch::measured;
+      const auto fetch = qwen3_moe::expert_fetch_of(value());
+      if (!fetch) {
+        std::fprintf(stderr, "--fetch takes auto, kernel or engine\n");
+        return 2;
+      }
+      a.fetch = *fetch;
     } else if (name == "--cpu")
       a.cpu = true;
     else if (name == "--breakdown")

@@ -145,18 +145,26 @@ void mixed() {
 void measured() {
   constexpr std::size_t slot_bytes = 128 * 1000;
   const auto store = make_store(shape.total(), slot_bytes, UINT64_MAX);
-  const buffer<std::uint8_t> memory(4 * slot_bytes);
+  buffer<std::uint8_t> memory(4 * slot_bytes);
   const moe::copy_engine engine(*store, reinterpret_cast<std::byte*>(memory.data()), 4, shape.experts);
   moe::fetch_params fetch;
   fetch.store = reinterpret_cast<const std::uint8_t*>(store->data()), fetch.slots = memory.data();
   fetch.slot_bytes = fetch.bytes = slot_bytes, fetch.slot_count = 4, fetch.expert_count = shape.total();
   const moe::fetch_times times = moe::measure_fetch(fetch, engine, device_test::stream());
   NIBBLE_CHECK(times.experts == 4 && times.kernel_us > 0 && times.engine_us > 0 && times.engine_us < 1e6f);
-  // The last repetition's: 11 of each kind, four experts each.
-  const auto bytes = memory.read();
-  for (int i = 0; i < 4; ++i)
-    NIBBLE_CHECK(std::memcmp(bytes.data() + static_cast<std::size_t>(i) * slot_bytes,
-                             store->expert((10 * 4 + i) % shape.total()).data(), slot_bytes) == 0);
+  // Each by itself into slots that hold nothing.
+  const buffer<std::int32_t> list(std::vector<std::int32_t>{3, 0, 0, 0, 7, 2, 40, 0, 19, 3});
+  const buffer<std::uint64_t> failures(std::vector<std::uint64_t>(1, 0));
+  fetch.list = list.data();
+  for (const moe::copy_engine* by : {static_cast<const moe::copy_engine*>(nullptr), &engine}) {
+    memory.poison();
+    NIBBLE_GOOD(moe::fetch_listed(fetch, by, failures.data(), chained));
+    const auto bytes = memory.read();
+    for (const auto& [expert, slot] : {std::pair{7, 2}, std::pair{40, 0}, std::pair{19, 3}})
+      NIBBLE_CHECK(std::memcmp(bytes.data() + static_cast<std::size_t>(slot) * slot_bytes,
+                               store->expert(expert).data(), slot_bytes) == 0);
+    NIBBLE_CHECK(failures.read()[0] == 0);
+  }
 }
 
 const bool registered[] = {

@@ -367,8 +367,7 @@ class cuda_backend {
             },
             &share);
       });
-    if constexpr (shapes::residency.valid())
-      if (offload->fetches_by_engine()) run("pace", [&] { return offload->pace(options_.stream); });
+    if constexpr (shapes::residency.valid()) run("pace", [&] { return offload->pace(options_.stream); });
   }
   /// What the CPU computed of them, behind the others.
   void add_host_share(layer_place place, const std::int32_t* ids, const device_rows& sum, int first,

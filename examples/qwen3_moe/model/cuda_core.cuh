@@ -234,10 +234,8 @@ class cuda_core {
   /// What steps that look ahead need, where that is asked for.
   void look_ahead() {
     static_assert(most_ahead == nibble::moe::most_ahead);
-    backend_.ahead_limit = source_.keeping.ahead_on(Device);
-    // What is usual rests on the copy engine where there are no bulk copies.
-    if (!source_.keeping.ahead && !offload_->fetches_by_engine() && !Device.has_bulk_copies())
-      backend_.ahead_limit = 0;
+    backend_.ahead_limit = source_.keeping.ahead_on(
+        Device, offload_->fetches_by_engine() ? expert_fetch::engine : expert_fetch::kernel);
     if (backend_.ahead_limit == 0) return;
     constexpr router_ahead_workspace w = router_ahead_workspace_of(c);
     ahead_ = nibble::device_memory(w.bytes);
@@ -308,12 +306,8 @@ class cuda_core {
     if (wish == expert_fetch::kernel || !kept_->all_locked()) return nullptr;
     auto engine = std::make_unique<nibble::moe::copy_engine>(
         kept_->store(), expert_slots_.base(), expert_count(c), c.experts, kept_->before_read());
-    nibble::moe::fetch_params all;
-    all.store = reinterpret_cast<const std::uint8_t*>(kept_->store().data());
-    all.slots = reinterpret_cast<std::uint8_t*>(expert_slots_.base());
-    all.slot_bytes = all.bytes = slot_bytes;
-    all.slot_count = slots, all.expert_count = expert_count(c);
-    const nibble::moe::fetch_times times = nibble::moe::measure_fetch(all, *engine, stream_);
+    const nibble::moe::fetch_times times = nibble::moe::measure_fetch(
+        nibble::moe::whole_experts(kept_->store(), expert_slots_.base(), slots), *engine, stream_);
     const bool taken = wish == expert_fetch::engine ? times.engine_answers() : times.engine_pays();
     const auto us = [](float value) {
       return value < 1e6f ? std::to_string(static_cast<int>(value)) + " us" : std::string("too long");

@@ -68,7 +68,7 @@ inline constexpr std::uint64_t graph_bytes_estimate = std::uint64_t{4} << 20;
                                                            nibble::device_class device) {
   const nibble::moe::residency_shape shape{c.layers, c.experts, c.experts_per_token};
   std::uint64_t bytes = nibble::moe::residency_layout_of(shape, static_cast<int>(slots)).bytes;
-  if (keeping.ahead_on(device) > 0) bytes += router_ahead_workspace_of(c).bytes;
+  if (keeping.ahead_on(device, keeping.fetch) > 0) bytes += router_ahead_workspace_of(c).bytes;
   if (keeping.cpu != cpu_share::off) bytes += 4 * nibble::moe::host_split_words;
   if (keeping.fetch != expert_fetch::kernel) bytes += sizeof(nibble::moe::engine_state);
   return bytes;

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <string_view>
 
 #include "nibble/core/device_class.hpp"
 
@@ -27,6 +28,14 @@ enum class expert_fetch : std::uint8_t {
   kernel,    ///< multiprocessors that read host memory
   engine,    ///< the copy engine, whatever it takes; still a kernel for experts that are not page-locked
 };
+
+/// As options name it; nothing for another word.
+[[nodiscard]] constexpr std::optional<expert_fetch> expert_fetch_of(std::string_view word) {
+  if (word == "auto") return expert_fetch::measured;
+  if (word == "kernel") return expert_fetch::kernel;
+  if (word == "engine") return expert_fetch::engine;
+  return {};
+}
 
 /// What measured best: more keep the link from what is demanded. By a kernel without bulk copies nothing was
 /// measured.
@@ -52,9 +61,9 @@ struct expert_keeping {
   /// would choose of the rows as they are: 0 … 4. Other than 0: prompts fetch all that it would choose.
   /// Nothing: usual_ahead.
   std::optional<int> ahead;
-  /// What `ahead` comes to on a device.
-  [[nodiscard]] int ahead_on(nibble::device_class device) const {
-    return std::clamp(ahead.value_or(usual_ahead(device, fetch)), 0, most_ahead);
+  /// What `ahead` comes to on a device. \param by what fetches; before that is measured, `fetch`
+  [[nodiscard]] int ahead_on(nibble::device_class device, expert_fetch by) const {
+    return std::clamp(ahead.value_or(usual_ahead(device, by)), 0, most_ahead);
   }
   /// For tests: called on a host thread before an expert that is not page-locked is read, or the copy engine
   /// is asked for one; what it throws fails the step.

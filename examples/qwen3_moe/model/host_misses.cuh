@@ -18,6 +18,7 @@
 #include "nibble/moe/placement_calibrate.cuh"
 #include "nibble/moe/placement_server.cuh"
 #include "nibble/moe/placement_split.hpp"
+#include "nibble/moe/residency_device.cuh"
 
 namespace qwen3_moe {
 
@@ -78,13 +79,9 @@ struct host_experts_state {
     out.text = "experts: the CPU computes half of the missing ones, as asked";
     return out;
   }
-  fetch_params all;
-  all.store = reinterpret_cast<const std::uint8_t*>(store.data());
-  all.slots = reinterpret_cast<std::uint8_t*>(slots);
-  all.slot_bytes = all.bytes = store.slot_bytes();
-  all.slot_count = slot_count, all.expert_count = store.count();
   state->measuring = true;
-  const measured_latencies measured = measure_misses(all, *server, hidden, top_k, stream, engine);
+  const measured_latencies measured =
+      measure_misses(whole_experts(store, slots, slot_count), *server, hidden, top_k, stream, engine);
   state->measuring = false;
   if (measured.host.empty()) {
     const std::string why = server->take_failure();

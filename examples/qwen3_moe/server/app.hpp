@@ -5,8 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <filesystem>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -16,6 +19,7 @@
 #include "engine/engine.hpp"
 #include "engine/model_runner.hpp"
 #include "http_server.hpp"
+#include "nibble/core/error.hpp"
 #include "text_model.hpp"
 
 namespace qwen3_moe {
@@ -31,14 +35,26 @@ enum exit_code : int {
 /// Most bytes of a prompt, or of one line, on standard input; without a bound endless input takes all memory.
 inline constexpr std::size_t input_limit_bytes = std::size_t{16} << 20;
 
-inline constexpr const char* not_enough_memory =
-    "not enough memory; a smaller --context or --max-running needs less";
-inline constexpr const char* no_more_threads =
-    "the system starts no further thread: the limit of processes (ulimit -u), of memory (ulimit -v) or of a "
-    "container is reached";
-/// What the system refused in a word or two, for a person.
-[[nodiscard]] inline const char* text_of(const std::system_error& problem) {
-  return problem.code() == std::errc::resource_unavailable_try_again ? no_more_threads : problem.what();
+/// What an exception ends a command with.
+struct told_failure {
+  const char* text;  ///< lives as long as the exception
+  exit_code code;
+};
+[[nodiscard]] inline told_failure failure_of(const std::exception& problem) {
+  if (dynamic_cast<const nibble::format_error*>(&problem) != nullptr ||
+      dynamic_cast<const std::filesystem::filesystem_error*>(&problem) !=
+          nullptr)  // a path that leads nowhere
+    return {problem.what(), exit_usage};
+  if (dynamic_cast<const std::bad_alloc*>(&problem) != nullptr)
+    return {"not enough memory; a smaller --context or --max-running needs less", exit_runtime};
+  if (const auto* const system = dynamic_cast<const std::system_error*>(&problem);
+      system != nullptr && system->code() == std::errc::resource_unavailable_try_again)
+    return {
+        "the system starts no further thread: the limit of processes (ulimit -u), of memory (ulimit -v) or "
+        "of a "
+        "container is reached",
+        exit_runtime};
+  return {problem.what(), exit_runtime};
 }
 
 /// A model ready to run.

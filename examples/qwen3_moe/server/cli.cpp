@@ -207,12 +207,7 @@ void add_expert_options(CLI::App& command, expert_keeping& experts) {
       ->default_str("auto");
   command
       .add_option_function<std::string>(
-          "--expert-fetch",
-          [&experts](const std::string& how) {
-            experts.fetch = how == "kernel"   ? expert_fetch::kernel
-                            : how == "engine" ? expert_fetch::engine
-                                              : expert_fetch::measured;
-          },
+          "--expert-fetch", [&experts](const std::string& how) { experts.fetch = *expert_fetch_of(how); },
           "What brings missing experts: the copy engine of the GPU, or a kernel that reads host memory; auto "
           "takes the engine unless it takes over 5 % longer at the start")
       ->type_name("HOW")
@@ -486,21 +481,10 @@ int run_command_line(int argc, const char* const* argv) try {
   if (info_command->parsed()) return written(info(info_folder));
   if (plan_command->parsed()) return written(plan(paper));
   return written(run_verify(model, reference, tolerance));
-} catch (const nibble::format_error& problem) {
-  report(problem.what());
-  return exit_usage;
-} catch (const std::filesystem::filesystem_error& problem) {  // a path that cannot be followed
-  report(problem.what());
-  return exit_usage;
-} catch (const std::bad_alloc&) {
-  report(not_enough_memory);
-  return exit_runtime;
-} catch (const std::system_error& problem) {
-  report(text_of(problem));
-  return exit_runtime;
 } catch (const std::exception& problem) {
-  report(problem.what());
-  return exit_runtime;
+  const told_failure failure = failure_of(problem);
+  report(failure.text);
+  return failure.code;
 }
 
 }  // namespace qwen3_moe

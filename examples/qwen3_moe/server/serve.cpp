@@ -89,21 +89,10 @@ struct loading {
       served->stop_tokens = model->stop_tokens;
       served->created = static_cast<std::int64_t>(std::time(nullptr));
       service.set_ready(std::move(served));
-    } catch (const nibble::format_error& error) {
-      problem = error.what();
-      code = exit_usage;
-    } catch (const std::filesystem::filesystem_error& error) {  // a path that cannot be followed
-      problem = error.what();
-      code = exit_usage;
-    } catch (const std::bad_alloc&) {
-      problem = not_enough_memory;
-      code = exit_runtime;
-    } catch (const std::system_error& error) {
-      problem = text_of(error);
-      code = exit_runtime;
     } catch (const std::exception& error) {
-      problem = error.what();
-      code = exit_runtime;
+      const told_failure failure = failure_of(error);
+      problem = failure.text;
+      code = failure.code;
     }
     done = true;
   }

@@ -30,6 +30,15 @@ struct fetch_times {
   [[nodiscard]] bool engine_pays() const { return engine_us <= 1.05f * kernel_us; }
 };
 
+/// Fetches what fetch.list names as a step would, for measurements. \param engine null: by a kernel
+/// \param failures counts what did not come
+[[nodiscard]] inline status fetch_listed(const fetch_params& fetch, const copy_engine* engine,
+                                         std::uint64_t* failures, const launch_options& options) {
+  if (engine == nullptr) return fetch_family::launch(fetch, options);
+  if (const status s = engine_wait_family::ask({fetch.list, engine->link()}, options); !s.ok()) return s;
+  return engine_wait_family::launch(engine->wait_params(fetch, failures), options);
+}
+
 /// Takes a few milliseconds and overwrites the first slots, so it comes before the pool is warmed.
 /// \param fetch store and slots, at least one of both. Throws device_error.
 [[nodiscard]] inline fetch_times measure_fetch(fetch_params fetch, const copy_engine& engine,
@@ -54,12 +63,12 @@ struct fetch_times {
   call(cudaEventCreate(&begin));
   call(cudaEventCreate(&end));
   const launch_options options{stream, launch_chain::plain};
-  const auto median = [&](auto&& launch_one) {
+  const auto median = [&](const copy_engine* by) {
     std::vector<float> all;
     for (int r = 0; r < repeats + warm; ++r) {
       fetch.list = lists.as<std::int32_t>() + list_words * r;
       call(cudaEventRecord(begin, stream));
-      launch_one();
+      require(fetch_listed(fetch, by, failures.as<std::uint64_t>(), options));
       call(cudaEventRecord(end, stream));
       call(cudaStreamSynchronize(stream));
       float ms = 0;
@@ -69,11 +78,8 @@ struct fetch_times {
     std::nth_element(all.begin(), all.begin() + repeats / 2, all.end());
     return all[repeats / 2];
   };
-  out.kernel_us = median([&] { require(fetch_family::launch(fetch, options)); });
-  out.engine_us = median([&] {
-    require(engine_wait_family::ask({fetch.list, engine.link()}, options));
-    require(engine_wait_family::launch(engine.wait_params(fetch, failures.as<std::uint64_t>()), options));
-  });
+  out.kernel_us = median(nullptr);
+  out.engine_us = median(&engine);
   static_cast<void>(cudaEventDestroy(begin));
   static_cast<void>(cudaEventDestroy(end));
   std::uint64_t failed = 0;

@@ -24,8 +24,10 @@
 #include "nibble/core/driver.cuh"
 #include "nibble/core/error.hpp"
 #include "nibble/core/event.cuh"
+#include "nibble/core/idle_wait.hpp"
 #include "nibble/moe/expert_store.hpp"
 #include "nibble/moe/fetch_engine_types.hpp"
+#include "nibble/moe/fetch_staged_types.hpp"
 
 namespace nibble::moe {
 
@@ -99,7 +101,7 @@ class copy_engine {
     call(cudaStreamSynchronize(stream_), "copies failed");
     const auto begin = std::chrono::steady_clock::now();
     while (state.broken == 0 && handled_.load(std::memory_order_acquire) != state.published) {
-      if (std::chrono::steady_clock::now() - begin > std::chrono::seconds(5))
+      if (std::chrono::steady_clock::now() - begin > std::chrono::nanoseconds(fetch_patience_ns))
         throw error("copy engine: the thread that asks for copies is stuck");
       std::this_thread::yield();
     }
@@ -110,7 +112,9 @@ class copy_engine {
     engine_state state;
     if (cudaMemcpy(&state, state_.data(), sizeof state, cudaMemcpyDeviceToHost) != cudaSuccess) state = {};
     const std::lock_guard hold(guard_);
-    if (failure_.empty() && state.broken != 0) return "the copy engine did not answer within 5 s";
+    if (failure_.empty() && state.broken != 0)
+      return "the copy engine did not answer within " + std::to_string(fetch_patience_ns / 1'000'000'000) +
+             " s";
     return std::exchange(failure_, {});
   }
   /// After a step failed, with nothing under way that publishes: forgets what was asked for.
@@ -142,18 +146,16 @@ class copy_engine {
     std::atomic_ref<const std::uint64_t> shared(word);
     while ((value = shared.load(std::memory_order_acquire)) >> 32 != (number & 0xFFFF'FFFF)) {
       if (stopping_) return false;
-      // Awake for a while after work, then asleep most of the time: an idle server takes no core.
-      if (std::chrono::steady_clock::now() - last_work_ > std::chrono::milliseconds(20))
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      idle_.look_again();
     }
     return true;
   }
   void work() {
     static_cast<void>(cudaSetDevice(device_));
-    last_work_ = std::chrono::steady_clock::now();
+    idle_.worked();
     try {
       for (std::uint64_t number = 1; serve(number); ++number) {
-        last_work_ = std::chrono::steady_clock::now();
+        idle_.worked();
         handled_.store(number, std::memory_order_release);
       }
     } catch (...) {  // no memory: kernels give up after a while
@@ -241,7 +243,7 @@ class copy_engine {
   std::string failure_;
   // The thread's own.
   bool failed_ = false;
-  std::chrono::steady_clock::time_point last_work_;
+  idle_wait idle_;
   std::vector<void*> to_;
   std::vector<const void*> from_;
   std::vector<std::size_t> sizes_;

@@ -22,9 +22,9 @@ namespace nibble::moe {
 /// the last, so three are.
 inline constexpr unsigned engine_records = 4;
 
-/// The copy engine begins 9 µs after a placement has said what to bring. A kernel, which begins at once,
-/// brings the head of the first demanded expert meanwhile, a quarter of it; but not while copies are under
-/// way whose slots may have been given away since.
+/// What the copy engine brings arrives 9 µs later than its bytes alone would take (H200). While it begins, a
+/// kernel brings the head of the first demanded expert, a quarter of it; but not while copies are under way
+/// whose slots may have been given away since.
 [[nodiscard]] NIBBLE_HOST_DEVICE constexpr std::size_t engine_head_bytes(std::size_t slot_bytes) {
   return slot_bytes / 4 / 128 * 128;
 }

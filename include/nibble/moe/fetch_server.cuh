@@ -4,7 +4,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "nibble/core/device_memory.cuh"
+#include "nibble/core/idle_wait.hpp"
 #include "nibble/moe/fetch_staged_types.hpp"
 
 namespace nibble::moe {
@@ -81,18 +81,16 @@ class fetch_server {
 
   /// Thread `self` answers every threads_wanted_-th tag, in order.
   void work(std::uint32_t self) {
-    auto last_work = std::chrono::steady_clock::now();
+    idle_wait idle;
     for (std::uint32_t tag = 1 + self; !stopping_; tag += static_cast<std::uint32_t>(threads_wanted_)) {
       std::atomic_ref<std::uint64_t> asked(mail_->asked[tag % 1024]);
       std::uint64_t question;
       while ((question = asked.load(std::memory_order_acquire)) >> 32 != tag || question == 0) {
         if (stopping_) return;
-        // Awake for a while after work, then asleep most of the time: an idle server takes no core.
-        if (std::chrono::steady_clock::now() - last_work > std::chrono::milliseconds(20))
-          std::this_thread::sleep_for(std::chrono::microseconds(100));
+        idle.look_again();
       }
       serve(static_cast<int>(question & 0xFFFF'FFFFu), tag);
-      last_work = std::chrono::steady_clock::now();
+      idle.worked();
     }
   }
   void serve(int number, std::uint32_t tag) {

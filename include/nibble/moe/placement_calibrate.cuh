@@ -11,9 +11,7 @@
 #include <vector>
 
 #include "nibble/core/device_memory.cuh"
-#include "nibble/moe/fetch_engine.cuh"
-#include "nibble/moe/fetch_engine_server.cuh"
-#include "nibble/moe/fetch_launch.cuh"
+#include "nibble/moe/fetch_engine_measure.cuh"
 #include "nibble/moe/placement_host.cuh"
 #include "nibble/moe/placement_server.cuh"
 #include "nibble/moe/placement_split.hpp"
@@ -65,11 +63,6 @@ struct measured_latencies {
   const launch_options options{stream, launch_chain::plain};
   cudaEvent_t events[3];
   for (auto& e : events) call(cudaEventCreate(&e));
-  const auto bring = [&] {
-    if (engine == nullptr) return require(fetch_family::launch(fetch, options));
-    require(engine_wait_family::ask({fetch.list, engine->link()}, options));
-    require(engine_wait_family::launch(engine->wait_params(fetch, p.failures), options));
-  };
   struct sample {
     float fetch, whole, compute;
   };
@@ -81,7 +74,7 @@ struct measured_latencies {
       p.host_list = lists + list_words * static_cast<std::size_t>(most + 1 + listed);
       call(cudaEventRecord(events[0], stream));
       if (listed > 0) require(host_experts_family::ask(p, options));
-      if (fetched > 0) bring();
+      if (fetched > 0) require(fetch_listed(fetch, engine, p.failures, options));
       call(cudaEventRecord(events[1], stream));
       if (listed > 0) require(host_experts_family::launch(p, options));
       call(cudaEventRecord(events[2], stream));

@@ -374,12 +374,8 @@ class expert_offload {
     return engine_->wait_params(fetch(p.list, p.state), &p.state.counts->failed);
   }
   [[nodiscard]] fetch_params fetch(const std::int32_t* list, const residency_view& state) const {
-    fetch_params f;
+    fetch_params f = whole_experts(store_, slots_, state.slot_count);
     f.list = list;
-    f.store = reinterpret_cast<const std::uint8_t*>(store_.data());
-    f.slots = reinterpret_cast<std::uint8_t*>(slots_);
-    f.slot_bytes = f.bytes = store_.slot_bytes();
-    f.slot_count = state.slot_count, f.expert_count = store_.count();
     return f;
   }
 

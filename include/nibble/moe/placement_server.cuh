@@ -21,6 +21,7 @@
 
 #include "nibble/core/bf16.hpp"
 #include "nibble/core/device_memory.cuh"
+#include "nibble/core/idle_wait.hpp"
 #include "nibble/moe/placement_host_types.hpp"
 
 namespace nibble::moe {
@@ -84,13 +85,11 @@ class host_experts_server {
   }
   void work() {
     std::uint32_t seen = 0;
-    auto last_work = std::chrono::steady_clock::now();
+    idle_wait idle;
     while (!stopping_) {
       const std::uint32_t asked = std::atomic_ref(mail_->asked).load(std::memory_order_acquire);
       if (asked == seen) {
-        // Awake for a while after work, then asleep most of the time: an idle server takes no core.
-        if (std::chrono::steady_clock::now() - last_work > std::chrono::milliseconds(20))
-          std::this_thread::sleep_for(std::chrono::microseconds(100));
+        idle.look_again();
         continue;
       }
       seen = asked;
@@ -103,9 +102,10 @@ class host_experts_server {
         const std::lock_guard hold(guard_);
         if (failure_.empty()) failure_ = failure.what();
       }
-      last_work = std::chrono::steady_clock::now();
-      last_us_.store(std::chrono::duration<float, std::micro>(last_work - begin).count(),
-                     std::memory_order_relaxed);
+      idle.worked();
+      last_us_.store(
+          std::chrono::duration<float, std::micro>(std::chrono::steady_clock::now() - begin).count(),
+          std::memory_order_relaxed);
       std::atomic_ref(mail_->answered).store(std::uint64_t{seen} << 32 | answer, std::memory_order_release);
     }
   }

@@ -63,9 +63,8 @@ namespace detail {
   return fetch_of;
 }
 
-/// What the hand-over costs every layer of a step beyond what misses measured alone would: two kernels, one
-/// of them in front of the fetch. By a skewed trace without look-ahead an H200's steps gained 3 a layer where
-/// 6 were predicted.
+/// What is allowed for the hand-over in every layer of a step, beyond what misses measured alone take: two
+/// kernels, one of them in front of the fetch. A choice, not a measurement.
 inline constexpr float share_overhead_us = 4.0f;
 
 /// Whether a step is predicted to take less with the splits than with fetching all, both where routing is

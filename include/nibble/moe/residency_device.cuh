@@ -17,6 +17,7 @@
 
 #include "nibble/core/device_memory.cuh"
 #include "nibble/moe/expert_store.hpp"
+#include "nibble/moe/fetch_types.hpp"
 #include "nibble/moe/residency.hpp"
 
 namespace nibble::moe {
@@ -161,6 +162,16 @@ class device_residency {
   int most_slots_ = 0, slots_ = 0;
   device_memory memory_;
 };
+
+/// Whole experts of a store into slots; what list names them is the caller's to say.
+[[nodiscard]] inline fetch_params whole_experts(const expert_store& store, std::byte* slots, int slot_count) {
+  fetch_params f;
+  f.store = reinterpret_cast<const std::uint8_t*>(store.data());
+  f.slots = reinterpret_cast<std::uint8_t*>(slots);
+  f.slot_bytes = f.bytes = store.slot_bytes();
+  f.slot_count = slot_count, f.expert_count = store.count();
+  return f;
+}
 
 /// Copies experts into slots with the copy engine; those that are not page-locked too, which the driver
 /// stages. For the start: a step fetches by kernel. Returns when all have arrived.
